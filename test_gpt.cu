@@ -1527,7 +1527,8 @@ TEST("memory") {
         return error;
     };
     const std::string error = launch_error(needed - 1);
-    expect(contains(error, "hold needs") && contains(error, std::to_string(needed - 1)) && launch_error(needed).empty(),
+    expect(contains(error, format("hold: expected at most %zu bytes", needed - 1)) &&
+               contains(error, format("found %zu", needed)) && launch_error(needed).empty(),
            "a kernel that needs more shared memory than a block may have is rejected with both sizes", error);
 }
 

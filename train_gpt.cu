@@ -385,7 +385,7 @@ template <typename... Params, typename... Args>
 void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args... args) {
     const cudaDeviceProp& card = device.properties;
     if (shared_bytes > card.sharedMemPerBlockOptin)   // CUDA would only say "invalid argument"
-        throw UserError("%s: expected at most %zu bytes of shared memory a block on %s, found %zu: the model has too "
+        throw UserError("%s: expected at most %zu bytes of shared memory per block on %s, found %zu: the model has too "
                         "many --channels, or too large heads", name, card.sharedMemPerBlockOptin, card.name,
                         shared_bytes);
     if (shared_bytes > SHARED_WITHOUT_OPT_IN)

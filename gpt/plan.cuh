@@ -210,7 +210,7 @@ json flops_record(const Setup& s) {
 std::string matmul_text(const Setup& s) {
     const char* name = MATMUL_NAMES[static_cast<int>(s.matmul)];
     if (s.matmul == MatmulIn::FLOATX) return name;
-    return format("%s, scales %s", name, FP8_SCALING_NAMES[static_cast<int>(s.fp8_scaling)]);
+    return format("%s, scaling %s", name, FP8_SCALING_NAMES[static_cast<int>(s.fp8_scaling)]);
 }
 
 std::string attention_text(const Setup& s) {
@@ -259,12 +259,13 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
            device.peak_source.c_str());
     printf("model      %s: %s parameters, %s\n", model_text(s.config).c_str(),
            short_number(count_parameters(s.config).real).c_str(),
-           start.dir.empty() ? "random" : ("from " + start.dir).c_str());
+           start.dir.empty() ? "random init" : ("from " + start.dir).c_str());
     printf("data       %s: %s training tokens, %s validation tokens\n", o.data.c_str(),
            grouped(data.train.count()).c_str(), grouped(data.val.count()).c_str());
     const std::string resumed = start.step > 0 ? format(" from step %s on", grouped(start.step + 1).c_str()) : "";
-    printf("step       %s; %s steps%s, recompute %s%s\n", step_text(s, accumulation).c_str(), grouped(o.steps).c_str(),
-           resumed.c_str(), recompute_name(s), many ? format(", ZeRO %d", s.zero).c_str() : "");
+    const std::string matmul = s.matmul == MatmulIn::FLOATX ? "" : ", matmul " + matmul_text(s);
+    printf("step       %s; %s steps%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(), grouped(o.steps).c_str(),
+           resumed.c_str(), recompute_name(s), matmul.c_str(), many ? format(", ZeRO %d", s.zero).c_str() : "");
     printf("memory     %s\n", memory_text(plan(s), memory_now().all).c_str());
     if (o.verbose) {
         print_categories(plan(s), memory_now().all);

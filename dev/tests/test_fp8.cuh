@@ -347,7 +347,7 @@ TEST("runs: FP8") {
     const std::string FP8 = TEN + "--matmul fp8-all --total-batch 256 ";
     const Outcome first = run(FP8 + "--out @/fp8");
     const std::vector<std::string> log = log_of("@/fp8");
-    expect_run(first.code == 0 && log.size() == 14 && contains(first.out, "fp8-all, scales delayed\n"),
+    expect_run(first.code == 0 && log.size() == 14 && contains(first.out, "matmul fp8-all, scaling delayed\n"),
                "--matmul fp8-all is printed at the start and logged at each evaluation", first);
     if (log.size() != 14) return;
     const json record = json::parse(log[12]).value("fp8", json());
