@@ -34,7 +34,7 @@ struct Tensors {
     }
 };
 
-// The arrays that an update changes, of one tensor or of all. In FP32, weights and master are the same memory.
+// The arrays that an update changes, for one tensor or for all. In FP32, weights and master are the same memory.
 struct State {
     floatX* weights;
     float *master, *grads, *m, *v;
@@ -85,7 +85,7 @@ void by_operations(const State& s, const AdamW& a, float scale, size_t n) {
 
 // ---- 2, 3: one kernel per tensor, packs ----
 // 2  WIDTH 1: intermediate results stay in registers, so each array is read once and written once: 34 bytes.
-// 3  WIDTH = PACK: the same bytes in a quarter of the instructions. A thread has 64 bytes in flight, in BF16 128,
+// 3  WIDTH = PACK: the same bytes in a quarter of the instructions. A thread has 64 bytes in flight (128 in BF16)
 //    instead of 16. In BF16 a pack of 8 floats is two accesses, each with a stride of 32 bytes between lanes, which use
 //    half of each sector: the table shows 1.9 times the minimum number of sectors.
 

@@ -3,20 +3,19 @@
 // compares them.
 //
 // Topics:
-//   - fusion: scores and probabilities that are not written to memory need not be read. In BF16, naive attention's
-//     forward pass moves 8 bytes for each pair of query and key: scores and probabilities, each written once and read
-//     once. The other steps move none;
+//   - fusion: scores and probabilities stay on the chip. In BF16, naive attention's forward pass moves 8 bytes for each
+//     pair of query and key: scores and probabilities, each written once and read once. The other steps move none;
 //   - online softmax: a running maximum, and results that are rescaled when it grows;
 //   - reuse, as in matmul.cu: each key that is loaded should serve many queries;
 //   - tensor cores: scores stay in registers, as a fragment that is the left operand of the next product;
 //   - asynchrony: products, copies and softmax overlap, in different warps and within a warp.
 //
 // Bound by arithmetic. Causal attention has pairs with key <= query, T * T / 2 of them. For each pair, forward does 4
-// HS FLOPs in two products and backward 10 HS in five. (The trainer's backward computes two products twice, 14 HS, so
-// that no sum depends on the order of blocks. The TFLOP/s of the tables count 10 HS.) Per clock, a multiprocessor of an
+// HS FLOPs in two products and backward 10 HS in five. (The trainer's backward computes two of them twice, 14 HS, so
+// that no sum depends on the order of blocks. For TFLOP/s the tables count 10 HS.) Per clock, a multiprocessor of an
 // H100 does 4096 FLOPs on its tensor cores and 16 exponentials. A pair's exponential takes half as long as its products
 // with heads of 128, and as long with heads of 64. So a kernel in which softmax and products alternate is limited to
-// 2/3 or 1/2 of the peak. More requires that they overlap.
+// 2/3 or 1/2 of the peak. Only kernels that overlap them can be faster.
 //
 // Published results for an H100 to compare with: causal, B * T = 16384, NH * HS = 2048, TFLOP/s at T = 1k / 2k / 8k /
 // 16k, the sizes that are timed here:
@@ -26,9 +25,9 @@
 //     forward + backward    FA2 192 232 273 284      FA2 221 265 308 328
 //
 // One backward kernel instead of two would need 5 products instead of 7. It would add dS K to dQ in memory, in FP32,
-// once per tile of keys, and in a fixed order to give the same bits. The estimate for an H100: 12 to 33 % less time if
-// the L2 cache does these additions while products run, up to 19 % more if products wait for them. That is no clear
-// gain at the sequence lengths of GPT-2 and GPT-3.
+// once per tile of keys, in a fixed order to give the same bits. Estimate for an H100: 12 to 33 % less time if the L2
+// cache does these additions while products run, up to 19 % more if products wait for them. That is no clear gain at
+// the sequence lengths of GPT-2 and GPT-3.
 
 #include "study.h"
 
@@ -131,8 +130,8 @@ void attention_loop(Values& out, Values* dqkv, Values* dout, Values& qkv, const 
 
 // ==== one warp per query =====================================================
 // The simplest online softmax. The lanes of a warp hold the query and its output; the warp reads one key and value
-// after another from global memory. Compared with naive attention, no array of size T is stored. But each key and value
-// serves only one query and is loaded again for the next: 4 HS bytes (BF16) for 4 HS FLOPs.
+// after another from global memory. Unlike in naive attention, no T x T matrix is stored. But each key and value that
+// is loaded serves only one query: 4 HS bytes (BF16) for 4 HS FLOPs.
 
 template <int HS> __global__ void warp_per_query_kernel(floatX* out, float* lse, const floatX* qkv, int T) {
     constexpr int ELEMENTS = HS / WARP_SIZE;   // per lane, with a stride of WARP_SIZE

@@ -12,8 +12,8 @@
 // kernel that reads them three times reaches at most 1/2 of this speed, one that reads them twice 2/3, unless a cache
 // holds them for the next pass.
 //
-//     lse = max + log(sum exp(x - max)),   loss[n] = lse - x[target]
-//     dlogits = (exp(x - lse) - (v == target)) * scale
+//     lse = max + log(sum exp(x - max)),   loss[n] = lse - x[target]        lse: log-sum-exp
+//     dlogits[v] = (exp(x[v] - lse) - (v == target)) * scale
 // Rows hold Vp elements, of which V are logits. The rest is padding for the matmul, with gradient 0. A row with target
 // -1 is ignored: its loss and gradient are 0.
 
@@ -111,7 +111,7 @@ __global__ void gradient_kernel(floatX* logits, const float* lse, const int* tar
 template <Team TEAM, int WIDTH>
 void three_kernels(floatX* logits, float* losses, float* max, float* lse, const int* targets, float scale, Size s) {
     const size_t block = TEAM == Team::BLOCK ? WIDE_BLOCK : BLOCK;
-    const size_t rows = TEAM == Team::THREAD ? block : TEAM == Team::WARP ? block / WARP_SIZE : 1;   // of a block
+    const size_t rows = TEAM == Team::THREAD ? block : TEAM == Team::WARP ? block / WARP_SIZE : 1;   // per block
     const unsigned blocks = ceil_div(s.N, rows);
     launch("max", max_kernel<TEAM, WIDTH>, blocks, block, 0, max, logits, s);
     launch("sum", sum_kernel<TEAM, WIDTH>, blocks, block, 0, lse, losses, max, logits, targets, s);
@@ -119,9 +119,9 @@ void three_kernels(floatX* logits, float* losses, float* max, float* lse, const 
 }
 
 // ---- 4: online softmax, one kernel ----
-// One pass computes maximum and sum, so memory is read once less than in step 3. Each thread has a maximum and a sum
-// for each position in the pack: the dependent chain of compare, rescale and add is long, and PACK independent chains
-// hide its latency (instruction-level parallelism). The pass takes two exponentials per element instead of one.
+// One pass computes maximum and sum, so the logits are read twice instead of three times. Each thread has a maximum and a
+// sum for each position in the pack: PACK independent chains of compare, rescale and add hide each other's latency
+// (instruction-level parallelism). The pass takes two exponentials per element instead of one.
 
 // Returns log(sum exp(x)) of the block's row to all its threads.
 __device__ __forceinline__ float online_lse(const floatX* row, int V) {
@@ -145,9 +145,9 @@ __device__ __forceinline__ float online_lse(const floatX* row, int V) {
 //
 // ---- 5: train_gpt.cu ----
 // Step 4 is bound by instructions: three exponentials per element, and a multiprocessor's special function units
-// compute 16 per clock. Here a pack has one maximum. It seldom grows, and then nothing is rescaled, so an element takes
-// two exponentials. exp(x - max) = 2^(x log2(e) - max log2(e)) is a multiply-add and one special function instruction.
-// The row stays in shared memory, which has room for two rows of 100 KB, so the second pass does not depend on L2.
+// compute 16 per clock. Here a pack has one maximum. Sums are rescaled only when it grows, which is rare, so an element
+// takes two exponentials. exp(x - max) = 2^(x log2(e) - max log2(e)) is a multiply-add and one special function
+// instruction. The row stays in shared memory, which fits two rows of 100 KB: the second pass does not depend on L2.
 
 __global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 3)
 one_kernel(floatX* logits, float* losses, const int* targets, float scale, Size s) {

@@ -5,11 +5,11 @@
 //     of a row; the location of the row does not matter;
 //   - index arithmetic: a division by C costs more instructions than the addition that it serves;
 //   - scatter: a token that occurs a thousand times in the batch has a thousand rows of dout to add to one row of dwte.
-//     Atomics would add them in a different order each time, with different bits. A warp that owns a row of dwte needs
-//     no atomics;
+//     Atomics would add them in a different order in each run of the program, with different bits. A warp that owns a
+//     row of dwte needs no atomics;
 //   - sorting: the owner of a row needs the list of its positions. The host sorts them while the GPU does other work;
-//   - load balance: word frequencies are very uneven. The most frequent token is at every twentieth position. A kernel
-//     that assigns each run of positions to one warp waits for the longest run.
+//   - load balance: word frequencies are very uneven. The most frequent token has about 4 % of all positions. A kernel
+//     that assigns all positions of a token to one warp waits for the warp of that token.
 // Bound by memory bandwidth. Forward reads wpe and each row of wte whose token occurs, and writes out; backward reads
 // dout, and reads and writes dwpe and the rows of dwte whose tokens occur.
 //
@@ -25,8 +25,8 @@ struct Size {
 
 // ==== tokens =================================================================
 
-// Returns random tokens with the frequencies of words in text, Zipf's law: token v has a probability of about 1 / v.
-// The last token always occurs.
+// Returns random tokens with word frequencies as in text (Zipf's law): the probability of token v is about proportional
+// to 1 / (v + 1). The last token always occurs.
 std::vector<int> tokens_of(const Size& s) {
     std::vector<int> tokens(s.N());
     for (size_t n = 0; n < s.N(); n++)
@@ -35,7 +35,7 @@ std::vector<int> tokens_of(const Size& s) {
     return tokens;
 }
 
-// Positions sorted by token, as in the trainer: run r, the positions of one token, is order[first[r]] ...
+// Positions sorted by token, as in the trainer. All positions of one token form a run: run r is order[first[r]] ...
 // order[first[r + 1] - 1].
 struct Positions {
     std::vector<int> order, first;
@@ -100,7 +100,7 @@ void study_forward(Study& study, const Size& s) {
 
 // ---- 1: one thread per column ----
 // Each thread owns a column of dwte and dwpe and loops over all positions in order, without atomics. But there are only
-// C threads, and each addition waits for a load, which waits for the previous store: it may be to the same address.
+// C threads, and each addition waits for a load, which waits for the previous store: the address may be the same.
 
 __global__ void columns_kernel(float* dwte, float* dwpe, const floatX* dout, const int* inp, Size s) {
     const size_t i = my_index(), C = s.C;
@@ -148,8 +148,8 @@ __global__ void runs_kernel(float* dwte, const floatX* dout, const int* inp, con
 }
 
 // ---- 3: train_gpt.cu ----
-// The same runs, but the warps of a block share a long run: a token that is 4 % of a text has thousands of positions,
-// and in step 2 one warp still sums them when all others have finished. dwpe is computed in packs. Packs have 4 columns
+// The same runs, but the warps of a block share a long run: a token with 4 % of 65,536 positions has 2,600, and in
+// step 2 one warp still sums them when all others have finished. dwpe is computed in packs. Packs have 4 columns
 // because gradients are FP32: then each access transfers whole sectors.
 
 void study_backward(Study& study, const Size& s) {

@@ -5,7 +5,7 @@
 //     BF16 moves 4 bytes per element, so 80 operations are free: 40 instructions if all are multiply-adds;
 //   - special function unit: one instruction computes 2^x to within a few units in the last place. The formula can be
 //     rewritten in terms of 2^x;
-//   - packs: 8 elements share the instructions that compute addresses, load and store;
+//   - packs: the 8 elements (4 in FP32) of 16 bytes share the instructions that compute addresses, load and store;
 //   - spans: a block that processes many consecutive elements pays its start-up cost once.
 // Bound by memory bandwidth: forward reads inp and writes out; backward reads dout and inp and writes dinp.
 //
@@ -14,8 +14,8 @@
 #include "study.h"
 
 // ==== two formulas ===========================================================
-// GELU is x s with s = 0.5 (1 + tanh(u)), which goes from 0 to 1, and u = sqrt(2/pi) (x + 0.044715 x^3). Its derivative
-// is s + x ds/dx, with ds/dx = 2 s (1 - s) du/dx.
+// GELU is x s with s = 0.5 (1 + tanh(u)), between 0 and 1, and u = sqrt(2/pi) (x + 0.044715 x^3). Its derivative is
+// s + x ds/dx, with ds/dx = 2 s (1 - s) du/dx.
 
 // The usual formula. The library function tanhf evaluates a polynomial for small |x|, and an exponential and a division
 // for large |x|. A warp whose lanes diverge executes both branches.
@@ -40,11 +40,10 @@ __device__ __forceinline__ float by_exp(float x) {
 // dout, which saves the model an array (N, 4C) but no time.
 //
 // ---- 4: train_gpt.cu ----
-// Compared with step 3, a block processes a span of consecutive elements, its threads one pack after another: fewer
-// blocks are started, and a thread's next load is in flight while it processes the last one. 2^x and 1/x are single
+// Each block processes a span of consecutive elements, and each of its threads several packs: fewer blocks are started
+// than in step 3, and a thread loads its next pack while it processes the current one. 2^x and 1/x are single
 // instructions of the special function unit. In step 3 a correctly rounded division takes ten instructions and a branch
-// for denormals, and __expf takes three more for denormals: with 8 elements per pack, half of the kernel's
-// instructions.
+// for denormals, and __expf takes three more for denormals: together half of the kernel's instructions.
 
 template <float (*S)(float), int WIDTH> __global__ void forward_kernel(floatX* out, const floatX* inp, size_t n) {
     const size_t i = my_index(WIDTH);

@@ -4,7 +4,7 @@
 // Topics:
 //   - coalescing: the lanes of a warp should read neighbouring elements, because memory is transferred in sectors of 32
 //     bytes;
-//   - packs: 128 bits per load, so that the same bytes take fewer instructions;
+//   - packs: with 128 bits per load, the same bytes take fewer instructions;
 //   - fusion: the residual addition before a LayerNorm is free where the row is loaded anyway;
 //   - column sums: a gradient summed over all rows, in a fixed order and without atomics;
 //   - Little's law: bandwidth = bytes in flight / latency. More loads in flight make the kernel faster.
@@ -19,8 +19,7 @@ std::string text_of(const Size& s) { return format("N %zu, C %d", s.N, s.C); }
 
 // ---- 1: one thread per row ----
 // The formula as written, after a kernel for the addition. Neighbouring threads read with a stride of a whole row: each
-// load of a warp transfers 32 sectors and uses 2 (BF16) or 4 (FP32) of the 32 bytes of each. See `sectors` in the
-// table.
+// load of a warp transfers 32 sectors and uses 2 (BF16) or 4 (FP32) bytes of each: see `sectors` in the table.
 
 __global__ void add_kernel(floatX* out, const floatX* a, const floatX* b, size_t n) {
     const size_t i = my_index();
@@ -173,7 +172,7 @@ __global__ void columns_kernel(float* partials, const floatX* dout, const floatX
 // of a block add their sums into a row of `partials`, and add_partials adds these rows: many threads, a fixed order, no
 // atomics. Two limits remain. The packs of 8 floats of neighbouring lanes have a stride of 32 bytes, so every
 // shared-memory access of 128 bits has a 2-way bank conflict: see `wavefronts` in the table. And two rows of floats per
-// warp limit occupancy: 16 warps on a multiprocessor where C = 1600.
+// warp limit occupancy: 16 warps per multiprocessor at C = 1600.
 
 // Processes one row: adds to dw and db, then computes dinp.
 __device__ __forceinline__ void warp_backward(floatX* dinp, float* dw, float* db, const floatX* dout, const floatX* inp,
@@ -231,9 +230,9 @@ __global__ void warp_per_row_backward_kernel(floatX* dinp, float* partials, cons
 }
 
 // ---- 3: train_gpt.cu ----
-// One block per row, whose threads own columns: the block needs only one set of sums, stored so that neighbouring
-// threads access consecutive 128 bits, without bank conflicts. The cost is one barrier per row. The shared memory saved
-// holds column sums of dinp: the gradient of a bias, for which another kernel would have to read dinp again.
+// A block processes one row at a time, and each thread owns columns. The block needs only one set of sums, stored so
+// that neighbouring threads access consecutive 128 bits, without bank conflicts. The cost is one barrier per row. The
+// shared memory saved holds column sums of dinp, the gradient of a bias: no other kernel has to read dinp for it.
 
 void study_backward(Study& study, const Size& s) {
     const size_t N = s.N, C = s.C;
@@ -262,7 +261,7 @@ void study_backward(Study& study, const Size& s) {
         launch_threads(rows_kernel, N, dinp, dout, inp, w, mean, rstd, s);
     });
     c.step("one warp per row, one set of sums per warp", [&] {
-        const size_t limit = 104 << 10;   // then two blocks fit on a multiprocessor of Hopper
+        const size_t limit = 104 << 10;   // two blocks then fit on a Hopper multiprocessor
         const size_t size = std::min(device.properties.sharedMemPerBlockOptin, limit), per_warp = 2 * C * sizeof(float);
         const size_t warps = std::clamp(size / per_warp, size_t{1}, size_t{BLOCK_WARPS}), blocks = partial_blocks(N);
         launch("one kernel", warp_per_row_backward_kernel, blocks, warps * WARP_SIZE, warps * per_warp, dinp, partials,

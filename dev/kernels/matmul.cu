@@ -18,9 +18,9 @@
 // A tile of two warpgroups, loaded from the L2 cache in stages of 64 columns of K, needs
 //    128 x 128        512 clocks  16 KiB      + 16 KiB        64 bytes per clock and multiprocessor
 //    128 x 256       1024 clocks  16 KiB      + 32 KiB        48
-// Reads and copies share the 128 bytes per clock. Tiles of 128 x 128 need 96 + 64, so they wait for a fifth of the
-// time. Tiles of 128 x 256 need 80 + 48, exactly the bandwidth. Larger tiles are impossible: the accumulators of a tile
-// twice as large would fill all registers.
+// Reads and copies share the 128 bytes per clock. Tiles of 128 x 128 need 96 + 64, so tensor cores wait for a fifth of
+// the time. Tiles of 128 x 256 need 80 + 48, exactly the bandwidth. Larger tiles are impossible: the accumulators of a
+// tile twice as large would fill all registers.
 
 #include "study.h"
 
@@ -67,7 +67,7 @@ shared_tiles_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
     if (m < s.M && n < s.N) out[at(m, n, s.N)] = static_cast<floatX>(sum);
 }
 
-// ---- 3: tiles in registers, 128 bits a load ----
+// ---- 3: tiles in registers, 128 bits per load ----
 // A thread computes 8 x 8 elements: 64 multiply-adds for 16 numbers from shared memory, loaded 4 at a time. That is 4
 // loads instead of step 2's 128, and 64 independent sums hide the latency of the arithmetic. A is stored transposed, so
 // that a column of A is read like a row of B. Each thread has 4 consecutive rows (columns) in each half of the tile:
@@ -150,7 +150,7 @@ struct MmaStage {
 };
 
 __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
-    MmaStage* stages = reinterpret_cast<MmaStage*>(dynamic_shared());   // two: multiplied and loaded
+    MmaStage* stages = reinterpret_cast<MmaStage*>(dynamic_shared());   // two: one multiplied, one loaded
     const int m0 = blockIdx.y * MMA_TILE, n0 = blockIdx.x * MMA_TILE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row = warp / 2 * WARP_TILE, column = warp % 2 * WARP_TILE;
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(MMA_BLOCK, 2) mma_kernel(floatX* out, const fl
 // 7  Persistent blocks: one block per multiprocessor processes tile after tile, and the loads of the next tile begin
 //    while the epilogue stores this one. Tiles are scheduled in groups of 16 rows of tiles, column by column, so that
 //    the 132 tiles in progress form a near square of 2048 x 2112 elements, which minimises the bytes read from memory.
-//    (Row by row, the logits' N = 50304 would read all of B, 77 MB and more than the L2 cache, for every 128 rows.)
+//    (Row by row, the logits' matmul, N = 50304, would read all of B for every 128 rows: 77 MB, more than L2 holds.)
 
 template <int COLUMNS> struct MatmulTile : Warpgroups<2> {
     static constexpr int STAGES = COLUMNS == 256 ? 4 : 6;

@@ -6,7 +6,7 @@
 //   - number of blocks: enough to fill the GPU and no more, because each block adds a partial sum to the second kernel;
 //   - no atomics: atomicAdd would save the second kernel. But the order in which blocks finish varies, floating-point
 //     sums depend on the order, and the same command would no longer give the same bits;
-//   - accuracy: thousands of threads with several sums each add few numbers per sum. One long sum would be less
+//   - accuracy: thousands of threads have several sums each, and each sum adds few numbers. One long sum would be less
 //     accurate: it becomes so large that small squares are rounded away.
 // Bound by memory bandwidth: n gradients, of 4 bytes or of 2, are read once.
 //

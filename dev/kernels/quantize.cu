@@ -1,6 +1,6 @@
 // FP8 quantisation, step by step: how to quantise a tensor, and how many elements should share a scale.
 //
-// E4M3 (4 bits of exponent, 3 of mantissa) has a range of 2^18, so a tensor is scaled to fit. Two recipes:
+// E4M3 (4 bits of exponent, 3 of mantissa) has a range of 18 powers of 2: tensors are scaled to fit it. Two recipes:
 //     per tensor   one scale from the amax of this step or of earlier ones (Transformer Engine, train_gpt.cu)
 //     per tile     DeepSeek-V3 (arXiv 2412.19437, section 3.3): one scale for each 1 x 128 of activations
 // Topics:
@@ -9,12 +9,12 @@
 //     (delayed scaling). The lanes that load a tile compute its amax by shuffles, so the tile is read once;
 //   - both directions: tensor cores require FP8 operands with K contiguous, so a tensor that two products sum over in
 //     different directions is needed twice, once transposed. With one scale per tensor the transposed copy has the same
-//     codes. Tiles of 1 x 128 become 128 x 1, with other scales and therefore other codes: both must be computed from
-//     BF16.
+//     FP8 values. Tiles of 1 x 128 become 128 x 1, with other scales and other FP8 values: both copies must be computed
+//     from BF16.
 // The trainer uses one scale per tensor: its kernels quantise their outputs (delayed scaling) without reading them
 // again, and transposing reads and writes one byte per element. (Both recipes have the rounding error of a 3-bit
-// mantissa; with tiles fewer small values underflow.) Scales are powers of 2: scaling causes no rounding error, and
-// costs at most one of the 18 bits of range.
+// mantissa; with one scale per tile, fewer small values underflow.) Scales are powers of 2: scaling causes no rounding
+// error, and uses up at most one of the 18 powers of 2.
 //
 // N and C are multiples of 16.
 

@@ -44,7 +44,7 @@ typedef std::vector<double> Values;
 // Returns x rounded to T.
 template <typename T> double stored_as(double x) { return static_cast<float>(static_cast<T>(static_cast<float>(x))); }
 
-// The largest allowed error, where error is |found - expected| / (|expected| + rms of all expected). BF16 has 8
+// The largest allowed error |found - expected| / (|expected| + root mean square of all expected values). BF16 has 8
 // significant bits, so one rounding changes a value by up to 2^-9 of it, and storing and rereading an intermediate
 // result by up to 2^-8. FP16 has 11 significant bits. Sums of many terms in FP32 stay well below 2^-14.
 template <typename T> constexpr double LIMIT = std::is_same_v<T, __nv_bfloat16> ? 1.0 / (1 << 7)
@@ -59,7 +59,7 @@ struct Storage {
     double limit;
     double (*get)(const void* x, size_t i);
     void (*set)(void* x, size_t i, double value);
-    const size_t& launches;    // launches so far of the step being timed
+    const size_t& launches;    // calls so far of the step being timed
     Values host, expected;     // initial values (empty for an output); expected results (empty if not checked)
     char* data = nullptr;      // on the device: `copies` copies of the array with a stride of `stride` bytes
     size_t copies = 1, stride = 0;
@@ -72,7 +72,7 @@ struct Storage {
         check(cudaMalloc(&data, copies * stride), name);
     }
 
-    // Sets all copies to the initial values; an output, which has none, to NaN.
+    // Sets all copies to the initial values; an output has no initial values and is set to NaN.
     void restore() {
         if (host.empty()) return check(cudaMemsetAsync(data, 0xff, copies * stride, device.stream), name);
         std::vector<char> typed(bytes());
@@ -110,7 +110,7 @@ template <typename T> struct Array {
 
 Grad grad(const Array<float>& array) { return {static_cast<float*>(array), DType::FP32}; }
 
-// A LossScale of 1 for train_gpt.cu's kernels: the values of its members, and the cast from an input with these values.
+// The members of a LossScale of 1, as an input of a study; loss_scale_in() casts this input for train_gpt.cu's kernels.
 const std::vector<int> SCALE_OF_ONE = {1, 1, 0, 0, 0};
 LossScale* loss_scale_in(float* floats) { return reinterpret_cast<LossScale*>(floats); }
 
@@ -128,8 +128,8 @@ template <typename F> void in_parallel(size_t n, F f) {
 // ==== timing =================================================================
 // With CUDA events. On a CPU, dev/inspect counts memory accesses instead, and nothing is timed.
 
-// Returns the seconds of one launch: the median over batches, each much longer than the resolution of the events.
-// Increments `launches`, so that each launch uses the next copy of the arrays.
+// Returns the seconds of one step: the median over batches, each much longer than the resolution of the events.
+// Increments `launches`, so that each call of `work` uses the next copy of the arrays.
 double seconds_of(const std::function<void()>& work, size_t& launches) {
     auto batch = [&](int count) {
         const float milliseconds = stream_milliseconds([&] {
@@ -167,7 +167,7 @@ double measure_copy() {
 
 // ==== steps ==================================================================
 
-// The minimum work of a launch: bytes if it is bound by memory bandwidth, FLOPs if it is bound by arithmetic.
+// The minimum work of a step: bytes if it is bound by memory bandwidth, FLOPs if it is bound by arithmetic.
 enum class Bound { BANDWIDTH, COMPUTE };
 struct MinimumWork { Bound bound; double amount; };
 MinimumWork bytes(double n) { return {Bound::BANDWIDTH, n}; }
@@ -221,7 +221,7 @@ public:
         for (Storage& array : arrays_) cudaFree(array.data);
     }
 
-    // Read by the steps: random numbers between `low` and `high`, rounded to T and equal in every run; or `values`.
+    // Read by the steps: `values`, or random numbers between `low` and `high`, rounded to T and equal in every run.
     template <typename T> Array<T> input(size_t n, double low = -1, double high = 1) {
         return updated<T>("input", n, low, high, false);
     }
@@ -230,7 +230,7 @@ public:
         array.host.assign(values.begin(), values.end());
         return array;
     }
-    // Written by the steps, and NaN before each. The study fills in `expected`.
+    // Written by the steps; set to NaN before each step. The study fills in `expected`.
     template <typename T> Array<T> output(const char* name, size_t n) {
         const Array<T> array = scratch<T>(n, name);
         array.expected.resize(n);
@@ -287,8 +287,7 @@ public:
     }
 
 private:
-    // Allocates so many copies for timing that they exceed the L2 cache: each launch then reads from memory, as in
-    // training.
+    // For timing, allocates copies that together exceed the L2 cache: each launch then reads memory, as in training.
     void allocate() {
         size_t size = 0;
         for (const Storage& array : arrays_) size += array.bytes();
