@@ -222,7 +222,7 @@ public:
     // Sets the text that describes the sizes of the following runs and comparisons.
     void at(const std::string& size) { size_ = size; }
 
-    // Calls launch_once() in each thread order and checks that all outputs are equal. Returns the first order's outputs.
+    // Calls launch_once() in each thread order. Checks that all outputs are equal; returns the first order's outputs.
     // launch_once() prepares inputs, launches the kernel and returns all outputs.
     template <typename Launch> Outputs run(Launch launch_once) {
         Outputs first;

@@ -331,7 +331,7 @@ void welcome_ranks(const ncclUniqueId& id, double timeout) {
         for (size_t r = 1; r < world.size; r++)
             if (!ranks.count(r)) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
         if (!missing.empty() && seconds_now() > deadline)
-            throw Failure("--timeout %g: rank 0 has waited so many seconds at %s port %s; missing ranks: %s", timeout,
+            throw Failure("--timeout %g: rank 0 has waited this long at %s port %s; missing ranks: %s", timeout,
                           world.address.c_str(), world.port.c_str(), missing.c_str());
     }
     for (const auto& [rank, fd] : ranks) {
