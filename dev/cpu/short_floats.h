@@ -29,7 +29,7 @@ struct ShortFormat {
     unsigned too_large;              // code of values that overflow
 
     constexpr unsigned sign() const { return 1u << (width - 1); }
-    constexpr unsigned dropped() const { return 23 - mantissa; }                // mantissa bits that float has more
+    constexpr unsigned dropped() const { return 23 - mantissa; }                // float's additional mantissa bits
     constexpr unsigned bias_difference() const { return 127 - bias; }           // float's exponent bias minus this one
     constexpr unsigned normal() const { return (bias_difference() + 1) << 23; } // the smallest normal, as float bits
     // The float whose ULP is the smallest subnormal.

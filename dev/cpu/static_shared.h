@@ -67,7 +67,7 @@ private:
     uintptr_t loaded_at_ = 0;
 
     // Returns the address of an array for the worker whose threadIdx is at `anchor`. (If the pointer were not volatile,
-    // -D_FORTIFY_SOURCE would take a memset of the array for an overflow of threadIdx and end the program.)
+    // -D_FORTIFY_SOURCE would report a memset of the array as an overflow of threadIdx and end the program.)
     const char* place(const void* anchor, const Array& a) const
     {
         const void* volatile hidden = anchor;

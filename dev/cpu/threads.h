@@ -29,7 +29,7 @@ constexpr const char* spins = "800";
 
 // Sets GOMP_SPINCOUNT and restarts the program, as the same process with the same arguments, because libgomp reads the
 // variable when it is loaded, before any code of the program runs. Does nothing and returns false if the user has set
-// it (or OMP_WAIT_POLICY), or if there is only one worker.
+// this variable or OMP_WAIT_POLICY, or if there is only one worker.
 inline bool start_with_short_spins()
 {
     const bool set_by_user = getenv("GOMP_SPINCOUNT") != nullptr || getenv("OMP_WAIT_POLICY") != nullptr;

@@ -77,7 +77,7 @@ void begin_block(uint64_t number);
 void end_block();
 void product(const Product& product);
 Figures take_figures();                            // traffic since the last call
-void record_launches(bool enabled);                // on at first
+void record_launches(bool enabled);                // initially enabled
 void shared_memory(const void* dynamic, size_t bytes);                  // the range of dynamic shared memory
 void shared_array(const void* place, size_t bytes, const char* name);   // a __shared__ array
 #endif
