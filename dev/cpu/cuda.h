@@ -1,4 +1,4 @@
-// The driver API's tensor maps for TMA (tma_load in ptx.h), with CUDA's checks.
+// The driver API's tensor maps for TMA, the Tensor Memory Accelerator (tma_load in ptx.h), with CUDA's checks.
 #pragma once
 
 #include "cuda_runtime.h"

@@ -183,7 +183,7 @@ inline void run_block(const Launch& launch, uint64_t number)
 }
 
 #ifdef CUDA_CPU_INSPECT
-// Runs the blocks that dev/inspect selects, one after another, and reports them to it (watch.h).
+// Runs the blocks that dev/inspect selects, one after another, and calls its callbacks (watch.h).
 inline void run_inspected_grid(const Launch& launch)
 {
     const StaticShared& arrays = StaticShared::of_program();

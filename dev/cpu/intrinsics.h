@@ -5,8 +5,8 @@
 
 namespace cuda_cpu {
 
-// Returns 2^n 2^f for an integer n and |f| <= 1/2: 2^n by adding to the exponent bits, 2^f by a polynomial. (The FMAs
-// are explicit because the build's flags allow reordering of plain sums.)
+// Returns 2^n 2^f for an integer n and |f| <= 1/2: 2^n by adding to the exponent bits, 2^f by a polynomial. (Fused
+// multiply-adds, FMAs, are explicit because the build's flags allow reordering of plain sums.)
 __attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
 {
     float p = 1.535336207e-4f;
@@ -47,8 +47,8 @@ inline int to_int(float x)
 
 }  // namespace cuda_cpu
 
-// Returns e^x with an error of at most 2 ULP. Subnormal results are flushed to 0, as on a GPU. It has no branch and no
-// call, so loops around it can be vectorised. (extern "C" and noexcept because glibc declares these names too.)
+// Returns e^x to 2 ULP (units in the last place). Subnormal results are flushed to 0, as on a GPU. It has no branch and
+// no call, so loops around it can be vectorised. (extern "C" and noexcept because glibc declares these names too.)
 extern "C" inline float __expf(float x) noexcept
 {
     cuda_cpu::watch::special_function();

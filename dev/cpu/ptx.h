@@ -4,7 +4,7 @@
 // Without a seed (cuda_cpu::seed), asynchronous work completes when it is issued. Under a seed it completes at some
 // moment before the wait that covers it (README.md, "Tensor cores").
 //
-// Map: pending work · Ampere: mma, ldmatrix, cp.async · Hopper: mbarrier · copy engine (TMA) · wgmma
+// Map: pending work · Ampere: mma, ldmatrix, cp.async · Hopper: mbarrier · Tensor Memory Accelerator (TMA) · wgmma
 //
 // Addresses in shared memory are offsets into dynamic_shared_memory. The instructions need warps of 32 lanes: with
 // WARP_SIZE 1 they compile, and calling one ends the program.
@@ -594,7 +594,7 @@ inline std::string AsyncWork::state_of(const void* what, unsigned number) const
 
 }  // namespace cuda_cpu
 
-// ==== Hopper: the copy engine (TMA) =====================================================================
+// ==== Hopper: the Tensor Memory Accelerator (TMA) =======================================================
 
 namespace cuda_cpu {
 

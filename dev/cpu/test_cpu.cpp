@@ -1175,7 +1175,7 @@ static void test_warp_instructions()
            }));
 }
 
-// ---- the copy engine (TMA)
+// ---- the Tensor Memory Accelerator (TMA)
 
 // Loads boxes of 64 (without swizzling 16) x 2 x 3 x 2 from a tensor (3, 7, 5, 72): inside, across each edge, outside.
 template <Fault S = Fault::NONE> static bool boxes_are_copied(CUtensorMapSwizzle swizzle)
