@@ -2000,8 +2000,8 @@ TEST("schedule") {
     Near("without --min-lr the learning rate ends at a tenth of --lr", fabs(learning_rate(o, 110) - 0.1), 1e-12);
 }
 
-// Probabilities 0.5, 0.25, 0.125, 0.125. The random numbers are evenly spaced in [0, 1), so a count may be off by one
-// at each of the two ends of its interval.
+// Probabilities 0.5, 0.25, 0.125, 0.125. The random numbers are evenly spaced in [0, 1), so a count may differ
+// by one at each of the two ends of its interval.
 TEST("sampling: a token") {
     const Floats logits = {logf(0.125f), logf(0.5f), logf(0.25f), logf(0.125f), -INFINITY};
     const int draws = 1000;

@@ -30,13 +30,13 @@ public:
         out_ = scratch(format("@/stdout_%d", number));
         err_ = scratch(format("@/stderr_%d", number));
         const std::string streams = "</dev/null >" + out_ + " 2>" + err_;
-        // One thread: the models are tiny.
+        // One thread, because the models are tiny.
         const std::string line = scratch("exec env OMP_NUM_THREADS=1 XDG_CACHE_HOME=@/cache " + environment + " " +
                                          streams + " " + PROGRAM + " --as-train-gpt " + command);
         pid_ = fork();
         if (pid_ < 0) throw Failure("fork: %s", strerror(errno));
         if (pid_ > 0) return;
-        // Only system calls until exec: fork does not copy the threads of OpenMP and CUDA.
+        // Makes only system calls until exec, because fork does not copy the threads of OpenMP and CUDA.
         signal(SIGHUP, SIG_DFL);    // nohup makes this process ignore it
         execl("/bin/sh", "sh", "-fc", line.c_str(), nullptr);   // -f: the program, not the shell, expands globs
         _exit(127);
