@@ -1127,13 +1127,14 @@ __device__ void scores_backward(float* S, float* dP, const float* lse, const flo
     }
 }
 
-// One kernel in two forms. For dQ a block owns queries (the columns of its tiles) and loops over keys; for dK and dV it
-// owns keys and loops over queries. X and Y are the owned rows of Q and dO, or of K and V; A and B those of the other
-// side. The form for dQ runs first and computes D for both.
-template <Queries QUERIES>
+// Computes dQ if each block owns queries and loops over keys, or dK and dV if it owns keys and loops over queries. The
+// owned ones are the columns of its tiles. X and Y are the owned rows of Q and dO, or of K and V; A and B those of the
+// other side. The form for dQ runs first and computes D for both.
+enum class Owns { QUERIES, KEYS };
+template <Owns OWNS>
 __global__ void attention_backward_kernel(Out<e5m2> dqkv, float* D_all, const floatX* dout, const floatX* qkv,
                                           const floatX* out, const float* lse_all, int T, int HS) {
-    constexpr bool OWNS_QUERIES = QUERIES == Queries::COLUMNS;
+    constexpr bool OWNS_QUERIES = OWNS == Owns::QUERIES;
     const Head head = my_head(T, HS);
     const int own0 = (OWNS_QUERIES ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK_M;   // longest blocks first
     float* X = dynamic_shared();          // (HS, BLOCK_M)
@@ -1180,7 +1181,7 @@ __global__ void attention_backward_kernel(Out<e5m2> dqkv, float* D_all, const fl
         tile_matmul<Old::DROP, Stored::AS_M_K>(S, A, X, nullptr, BLOCK_N, HS, HS);     // S = K Q, or Q K
         tile_matmul<Old::DROP, Stored::AS_M_K>(dP, B, Y, nullptr, BLOCK_N, HS, HS);    // dP = V dO, or dO V
         __syncthreads();
-        scores_backward<QUERIES>(S, dP, lse, D, row0, own0, T);
+        scores_backward<OWNS_QUERIES ? Queries::COLUMNS : Queries::ROWS>(S, dP, lse, D, row0, own0, T);
         __syncthreads();
         tile_matmul<Old::ADD, Stored::AS_K_M>(dX, A, dP, nullptr, HS, BLOCK_N, HS);    // dQ += K^T dS, or dK += Q^T dS
         if (!OWNS_QUERIES)
@@ -1202,15 +1203,15 @@ void attention_backward_portable(const Operand& dqkv, float* D, const floatX* do
                                  const floatX* out, const float* lse, int B, int T, int NH, int HS) {
     const size_t shared = attention_backward_shared(HS);
     const dim3 grid(ceil_div(T, BLOCK_M), NH, B);
-    launch("attention_backward_dq", attention_backward_kernel<Queries::COLUMNS>, grid, ATTENTION_BLOCK, shared,
+    launch("attention_backward_dq", attention_backward_kernel<Owns::QUERIES>, grid, ATTENTION_BLOCK, shared,
            dqkv.to<e5m2>(), D, dout, qkv, out, lse, T, HS);
-    launch("attention_backward_dkv", attention_backward_kernel<Queries::ROWS>, grid, ATTENTION_BLOCK, shared,
+    launch("attention_backward_dkv", attention_backward_kernel<Owns::KEYS>, grid, ATTENTION_BLOCK, shared,
            dqkv.to<e5m2>(), D, dout, qkv, out, lse, T, HS);
 }
 
 // ==== attention: other kernels ===============================================
 // The same function, up to rounding, in headers that a first reading can skip.
-// dQ, dK    above: attention_backward_kernel<COLUMNS>, <ROWS>; Ampere: backward_mma(); Hopper: dq_consumer() for dQ,
+// dQ, dK    above: attention_backward_kernel<QUERIES>, <KEYS>; Ampere: backward_mma(); Hopper: dq_consumer() for dQ,
 //           dkv_consumer() for dK. dV is computed with dK
 // needs     tensor cores, BF16 or FP16, and head size 64, 80, 96 or 128; otherwise the kernels above run
 // variants  dev/kernels/attention.cu

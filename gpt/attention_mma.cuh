@@ -202,13 +202,13 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
     store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, Q, MMA_ROWS, row);
 }
 
-// Computes dQ (QUERIES == ROWS: the block owns queries, the rows of its fragments, and loops over keys), or dK and dV
-// (COLUMNS: it owns keys and loops over queries). X and Y are the owned rows of Q and dO, or of K and V; A and B those
-// of the other side. The kernel for dQ runs first and writes D for both. Neither has registers left to write FP8.
-template <int HS, Queries QUERIES>
+// Computes dQ if the block owns queries and loops over keys, or dK and dV if it owns keys and loops over queries. The
+// owned ones are the rows of its fragments. X and Y are the owned rows of Q and dO, or of K and V; A and B those of the
+// other side. The kernel for dQ runs first and writes D for both. Neither has registers left to write FP8.
+template <int HS, Owns OWNS>
 __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const floatX* dout, const floatX* qkv,
                                              const floatX* out, const float* lse_all, int T) {
-    constexpr bool OWNS_QUERIES = QUERIES == Queries::ROWS;
+    constexpr bool OWNS_QUERIES = OWNS == Owns::QUERIES;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
     const int tiles = gridDim.x, own_tile = OWNS_QUERIES ? tiles - 1 - blockIdx.x : blockIdx.x;   // longest first
@@ -246,7 +246,7 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
         uint32_t P[MMA_ROWS / 16][4];
         mma_scores<HS>(S, X, row, A + now);                                             // S = Q K^T, or K Q^T
         mma_scores<HS>(dP, Y, row, B + now);                                            // dP = dO V^T, or V dO^T
-        if (i == own_tile) mask_scores<QUERIES>(S, own0 + row, i * MMA_ROWS);
+        if (i == own_tile) mask_scores<OWNS_QUERIES ? Queries::ROWS : Queries::COLUMNS>(S, own0 + row, i * MMA_ROWS);
         probabilities(S, scale * LOG2E, [&](int e) {
             return OWNS_QUERIES ? lse[e / 2 % 2] : lse_tile[fragment_column(e)];
         });
@@ -270,14 +270,14 @@ template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
 attention_backward_dq_mma_kernel(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
                                  const float* lse, int T) {
-    if (HAS_MMA) backward_mma<HS, Queries::ROWS>(dqkv, D, dout, qkv, out, lse, T);
+    if (HAS_MMA) backward_mma<HS, Owns::QUERIES>(dqkv, D, dout, qkv, out, lse, T);
 }
 
 template <int HS>
 __global__ void __launch_bounds__(MMA_BLOCK, 1)
 attention_backward_dkv_mma_kernel(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
                                   const float* lse, int T) {
-    if (HAS_MMA) backward_mma<HS, Queries::COLUMNS>(dqkv, D, dout, qkv, out, lse, T);
+    if (HAS_MMA) backward_mma<HS, Owns::KEYS>(dqkv, D, dout, qkv, out, lse, T);
 }
 
 // ---- launchers

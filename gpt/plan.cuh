@@ -264,8 +264,9 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
            grouped(data.train.count()).c_str(), grouped(data.val.count()).c_str());
     const std::string resumed = start.step > 0 ? format(" from step %s on", grouped(start.step + 1).c_str()) : "";
     const std::string matmul = s.matmul == MatmulIn::FLOATX ? "" : ", matmul " + matmul_text(s);
-    printf("step       %s; %s steps%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(), grouped(o.steps).c_str(),
-           resumed.c_str(), recompute_name(s), matmul.c_str(), many ? format(", ZeRO %d", s.zero).c_str() : "");
+    const std::string zero = many ? format(", ZeRO %d", s.zero) : "";
+    printf("step       %s; %s steps%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(),
+           grouped(o.steps).c_str(), resumed.c_str(), recompute_name(s), matmul.c_str(), zero.c_str());
     printf("memory     %s\n", memory_text(plan(s), memory_now().all).c_str());
     if (o.verbose) {
         print_categories(plan(s), memory_now().all);
