@@ -471,7 +471,7 @@ struct Mbarrier {
     void change(uint64_t* barrier, const char* caller, uint64_t arrive, int64_t expect)
     {
         if (arrive > pending)
-            reject(caller, line("for a barrier where all %u have arrived, before its phase has ended",
+            reject(caller, line("for a barrier whose phase already has all %u arrivals",
                                 static_cast<unsigned>(expected)));
         if (std::abs(tx_count + expect) > max_bytes) reject(caller, "with a tx-count of more than 1048575 bytes");
         pending -= arrive;

@@ -1423,7 +1423,7 @@ static const Misuse misuses[] = {
          p.load(p.tile);
          mbarrier_wait(p.barrier, 1);  // waits for the previous phase
      }},
-    {"thread 0 calls mbarrier_arrive for a barrier where all 1 have arrived, before its phase has ended",
+    {"thread 0 calls mbarrier_arrive for a barrier whose phase already has all 1 arrivals",
      [](const Parts128& p) {
          p.init();
          if (p.first) mbarrier_arrive_expect_tx(p.barrier, 64);

@@ -55,7 +55,7 @@ TEST("plan: closed forms") {
     }
     expect(parameters, "200 random models have C V + L (12 C^2 + 13 C) + 2 C + T C parameters");
     expect(activations,
-           "200 random models: activations take 32 C + 16 + 4 NH bytes per token in each layer; non-layer activations exist once");
+           "200 random models: activations take 32 C + 16 + 4 NH bytes per token and layer; the rest exist once");
     Setup s = planned("gpt2", 8, 1023, DType::BF16, DType::FP32);
     for (auto [mode, most] : {std::pair{Recompute::NONE, 33.0}, {Recompute::SELECTIVE, 20.1}, {Recompute::FULL, 2.0}}) {
         s.recompute = mode;
@@ -162,7 +162,7 @@ TEST("plan: communication volume") {
                 flops = flops && std::abs(t.computing - computing) <= 1e-12 * computing;
             }
         }
-    expect(bytes, "a rank sends (R - 1) / R times 2 G (ZeRO 0), G + W (1), A G + W (2), A G + W and each repeated gather (3); "
-                  "G, W: bytes of gradients, weights; A micro-batches, R ranks");
+    expect(bytes, "a rank sends (R - 1) / R times 2 G (ZeRO 0), G + W (1), A G + W (2), A G + W and each repeated "
+                  "gather (3); G, W: bytes of gradients, weights; A micro-batches, R ranks");
     expect(flops, "compute time is that of the hardware FLOPs of all micro-batches");
 }
