@@ -6,7 +6,7 @@
 
 #include "options.h"
 
-constexpr size_t BEYOND_MEMORY = size_t{1} << 56;   // sizes from here on count as infinite
+constexpr size_t BEYOND_MEMORY = size_t{1} << 56;   // this size and larger ones count as infinite
 
 std::string size_text(size_t bytes);      // 24.81 GB
 std::string short_number(double x);       // 12.3k

@@ -18,7 +18,7 @@ GOALS = {
     "memory-bound kernels": "≥ 85 % of a copy's bandwidth",
     "idle time between kernels": "< 2 % of a step",
 }
-MIN_FRACTION = 0.002    # of a step: kernels below this are not listed
+MIN_FRACTION = 0.002    # of the kernel time: kernels below this are not listed
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -63,8 +63,9 @@ def floor_ms(case, run, ceilings):
 
 
 def kernel_bytes(run, seq_len):
-    """Returns {kernel: minimum bytes moved} by its launches in a micro-batch without recomputation; kernels of the
-    update: in a step. Each LayerNorm reads and writes four tensors (N, C), N = B T, the first one two."""
+    """Returns {kernel: minimum bytes that its launches move} in a micro-batch without recomputation, or in a step if it
+    is a kernel of the update. A LayerNorm reads and writes four tensors (N, C), N = B T; the first one's forward two.
+    """
     model, size_of, dtype = run["record"]["model"], run["plan"]["bytes"], BYTES[run["plan"]["precision"]]
     L, N = model["layers"], run["micro_batch"] * seq_len
     NC, logits = N * model["channels"] * dtype, N * -(-model["vocab"] // 128) * 128 * dtype

@@ -156,9 +156,9 @@ class Trainer:
         return plan["bytes"]["total"] <= 0.95 * plan["gpu_memory"]     # 5 % for other programs and fragmentation
 
     def compare(self, setups, rounds, seconds):
-        """Runs all setups in each round. Each round starts with another setup, so that other load on the machine
-        affects all of them. Returns {name: figures}, None for a setup that does not fit into memory. `ratios`
-        has, for each round, the median step time over the first setup's; `median_ms` is the median of all steps.
+        """Runs all setups in each round. Each round starts with a different setup, so that other load on the machine
+        affects all of them. Returns {name: figures}; figures is None if the setup does not fit into memory. `ratios`:
+        for each round, the median step time divided by the first setup's. `median_ms`: the median of all steps.
         """
         results = {name: {"ms": [], "round_ms": []} if self.fits(**setup) else None for name, setup in setups.items()}
         steps = dict.fromkeys(setups, WARM_UP + MIN_STEPS)

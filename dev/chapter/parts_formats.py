@@ -1,4 +1,4 @@
-"""Parts of the report about 16-bit and 8-bit formats: their range, four demonstrations of failure, whole FP8 runs."""
+"""Parts of the report about 16-bit and 8-bit formats: their range, three demonstrations, whole FP8 runs."""
 import math
 import statistics
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def format_text():
             f"number is {bf16.epsilon / fp16.epsilon:.0f} times as large.")
 
 
-GROWS = 2       # an error that becomes this many times larger grows; rounding alone varies by a few percent
+GROWS = 2       # an error grows if it becomes this many times larger; rounding alone changes it by a few percent
 
 
 def sums_text(sums):
@@ -88,7 +88,7 @@ def formats(results, about):
                      power_text(f.smallest), power_text(f.epsilon), f"{f.normal_powers:.0f}"] for f in FORMATS]), rows)
 
 
-# ---- demonstrations: training without a technique
+# ---- demonstrations: training without master weights, loss scaling or FP8 scales
 
 RATE_COLORS = [BLUE, ORANGE, GREEN]
 KIND_COLORS = {"dynamic": BLUE, "delayed": BLUE, "none": RED, "bf16": GREY, "fp32": BLUE}
@@ -121,7 +121,7 @@ def verdict(outcomes, chapter):
     if any(outcomes):
         return f"This agrees with the chapter: {chapter}."
     if any(outcome is False for outcome in outcomes):
-        return f"This run does not agree with the chapter ({chapter}): the loss is better without."
+        return f"This run does not agree with the chapter ({chapter}): the loss is lower without it."
     return f"This allows no conclusion about the chapter's statement: {chapter}."
 
 

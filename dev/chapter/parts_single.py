@@ -28,9 +28,9 @@ def state_texts(plans):
     times = fp32["bytes"]["activations"] / bf16["bytes"]["activations"]
     too_large = [model.upper() for model in LARGE if not any(
         any(plan["max_micro_batch"].values()) for plan in plans[model].values())]
-    return [f"Weight, gradient and Adam's two moments take {each[0]} bytes per parameter in FP32, {each[1]} in BF16: "
+    return [f"Weights, gradients and Adam's two moments take {each[0]} bytes per parameter in FP32, {each[1]} in BF16: "
             "BF16 halves weights and gradients, but needs FP32 master weights. With gradients accumulated in FP32, the "
-            f"default here, it takes {each[2]}. The chapter's 20 bytes include BF16 gradients and an FP32 accumulator. "
+            f"default here, the sum is {each[2]}. The chapter's 20 include BF16 gradients and an FP32 accumulator. "
             f"BF16 saves memory elsewhere: activations are {times:.2f} times smaller.",
             f"The 7B model has {number(bf16['parameters'] / 1e9)} billion parameters with GPT-2's vocabulary, hence "
             f"{size(state_of(bf16['bytes']))} instead of {CHAPTER_GB['7b'][0]} GB. Models that do not fit on one GPU "
@@ -178,7 +178,7 @@ def timeline(results, about):
          f"{full}.",
          "Weights and optimizer state exist from the start: this trainer allocates the whole plan before the first "
          "step. In the chapter's PyTorch timeline the optimizer state appears after the first step. The dotted line is "
-         "the allocated memory. The space below it is for tensors that are not live at the same time."],
+         "the allocated memory. The space below it belongs to tensors that are not live at that moment."],
         timeline_figure(results),
         "Measured with --trace, the last of three steps. The strip at the top and the shading show the passes. All "
         "panels have the same axes.",
@@ -244,7 +244,7 @@ def mode_texts(modes, flops_7b):
             f"chapter's 30 to 40 % repeat everything. {selective} It keeps {kept['selective']} less: it repeats "
             "LayerNorm and GELU, but no matmul.",
             "MFU counts useful work over time, and recomputation adds no useful work. HFU also counts the repeated "
-            "work, so it hides the cost. The chapter advises to compare MFU."]
+            "work, so it hides the cost. The chapter advises comparing MFU."]
 
 
 def recomputation(results, about):
@@ -299,7 +299,7 @@ def accumulation(results, about):
          "gradients is the batch's gradient, and only the order of some sums differs. Small micro-batches can cost "
          "time, as they may not keep the device busy. "
          + concluded(slower, f"One sequence at a time takes {statistics.median(slower):.2f} times as long here as "
-                     f"{all_.split()[0]}.", "the time of one sequence at a time")],
+                     f"{all_.split()[0]} at once.", "the time of one sequence at a time")],
         figure, "Planned and measured; times are medians, whiskers the range of the rounds.",
         html_table(["micro-batch × steps", "planned", "step ms, median (range)", "loss, step 1", f"step {common}"],
                    [[name, size(r["planned"]), spread(r["ms"]), *[f"{losses[name][at]:.6f}" for at in (0, -1)]]

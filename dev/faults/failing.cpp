@@ -1,9 +1,8 @@
 // Preloaded library (LD_PRELOAD) that injects one fault into a program's system calls that change files in a folder.
 //
 //   FAULTS_UNDER=DIR          the folder, an absolute path; calls for other files are not counted
-//   FAULTS_LOG=FILE           one line per counted call, "CALL PATH" separated by a tab; a line "fault CALL PATH"
-//   follows
-//                             the line of the call that FAULTS_AT selected
+//   FAULTS_LOG=FILE           one line per counted call, "CALL PATH" separated by a tab. After the line of the call
+//                             that FAULTS_AT selected there is a line "fault CALL PATH"
 //   FAULTS_AT=CALL:N:ACTION   the action at the N-th call of open, write, fsync, rename, mkdir, unlink or any
 //                             28       the call fails with errno 28
 //                             28+      this call and all later ones fail with errno 28

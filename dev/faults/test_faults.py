@@ -9,8 +9,8 @@ undisturbed run.
 
     kills    kill -9 at random moments
     signals  SIGINT, SIGTERM, SIGHUP and closed standard output at random moments
-    calls    each open, write, fsync, rename, mkdir and unlink fails, one per run; all calls from one on fail; the disk
-             fills up in the middle of a write. In a new run and in a resumed run
+    calls    in new and resumed runs: each open, write, fsync, rename, mkdir and unlink fails, one per run; a call and
+             all later ones fail; the disk fills up in the middle of a write
     order    the order of write, fsync and rename, which makes checkpoints safe in a power failure
     folders  --out is moved away, replaced by a file, removed or made read-only, before and during a checkpoint
     limits   ulimit -f, standard output on a full disk, closed standard streams

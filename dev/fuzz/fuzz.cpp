@@ -1,8 +1,8 @@
 // Fuzzes every parser of files and of the command line with libFuzzer: `make fuzz`.
 // https://llvm.org/docs/LibFuzzer.html
 //
-// A target calls one parser with given bytes. The parser may succeed, or throw a UserError or a Failure that names the
-// file. Everything else is a defect: another exception, a signal, a report of AddressSanitizer or UBSan, a timeout.
+// A target calls one parser with the fuzzer's bytes. The parser may succeed, or throw a UserError or a Failure that
+// names the file. Anything else is a defect: another exception, a signal, a sanitizer report, a timeout.
 // FUZZ_TARGET selects the target. FUZZ_SEEDS=DIR writes the seed inputs, valid files of this program, and exits.
 
 #define TESTING
@@ -42,7 +42,7 @@ std::vector<std::string> run_arguments(long steps) {
             "--out", file_of(OUT)};
 }
 
-// The same as train(), without the measurement of the machine's peak.
+// Trains as train() does, without measuring the machine's peak FLOP/s.
 void run_train(const std::vector<std::string>& arguments) {
     Options o = parse_options(TRAIN, "train", arguments);
     if (o.resume) take_options_of_run(o);

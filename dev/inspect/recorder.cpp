@@ -13,7 +13,7 @@
 // Environment: INSPECT_OUT (the output), INSPECT_MODE (sample: few blocks run; few: all run, few are recorded; whole,
 // default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
 // INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
-// (addresses of barriers without effect), INSPECT_REGISTERS (output of registers.py), INSPECT_FROM (an NVTX range: its
+// (addresses of barriers to skip), INSPECT_REGISTERS (output of registers.py), INSPECT_FROM (an NVTX range: its
 // first launch starts the recording, its second one ends the program).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
@@ -404,7 +404,7 @@ struct NewAccess {
     Tick tick;          // of the entry
     Kind kind;
     bool generic;
-    const Clock* fenced;   // for reads through the async proxy: what is visible to it
+    const Clock* fenced;   // for reads through the async proxy: the stores that it sees
     uint32_t site;
     unsigned thread;    // named in a report
 };
@@ -453,8 +453,8 @@ static void report_race(Space space, uint64_t at, const Entry& entry, const NewA
              {entry.site, other, entry.first_actor + lane, entry.block}, why);
 }
 
-// Returns whether to keep a read entry of another block. Entries of two other blocks are enough: any block that writes
-// there differs from at least one of them. Further reads by those blocks are merged.
+// Returns whether to keep a read entry of another block. Entries of two other blocks are enough: a block that writes
+// there later is not both of them. Further reads by those two blocks are merged.
 static bool keep_of_others(Entry* (&others)[2], Entry& entry)
 {
     for (Entry*& other : others) {
@@ -1130,7 +1130,7 @@ void cp_async_wait(unsigned pending)
     complete_copies(done, t.own);
 }
 
-// A TMA copy. Its accesses have the mbarrier that counts its bytes as actor, and the mbarrier's current phase as tick.
+// Begins a TMA copy. The actor of its accesses is the mbarrier that counts its bytes; their tick is its current phase.
 unsigned load_issued(const void* barrier, const void* site)
 {
     if (!recording) return 0;
@@ -1230,7 +1230,7 @@ void special_function()
     if (recording) kernel->totals.special++;
 }
 
-// Ends a block in which the program ends. Pending asynchronous accesses are recorded as if they were never waited for.
+// Ends the block that runs when the program ends. Pending asynchronous accesses are recorded as never waited for.
 static void end_unfinished_block()
 {
     for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);

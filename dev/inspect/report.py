@@ -65,8 +65,8 @@ def excess_sentence(kernel, what, allowed):
 
 
 def findings(results):
-    """Yields a sentence for each race, each uninitialised read and each ratio above its allowance or DEFAULTS. Also for
-    each allowance that is looser than necessary, so that ALLOWANCES states how good the kernels are."""
+    """Yields a sentence for each race, each uninitialised read, each ratio above its allowance or DEFAULTS, and each
+    allowance that is looser than necessary: ALLOWANCES must state how good the kernels are."""
     allowances = {entry[:2]: entry for entry in results.expectations.allowances}
     largest = {}            # allowance -> largest ratio of the kernels that it applies to
     for kernel in results.kernels:
@@ -95,7 +95,7 @@ def add_options(parser):
     parser.add_argument("--kernel", metavar="NAME", help="show kernels with this in their name or NVTX range, by line")
     parser.add_argument("--html", metavar="FILE", help="write a page with source and pictures")
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON")
-    parser.add_argument("--check", action="store_true", help="exit code 1 if a kernel races or exceeds --costs")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a kernel has a race or too much traffic")
     parser.add_argument("--costs", metavar="FILE", help="expected figures of the kernels (see README.md)")
     parser.add_argument("--registers", metavar="FILE", help="output of registers.py")
 

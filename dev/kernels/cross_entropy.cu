@@ -119,8 +119,8 @@ void three_kernels(floatX* logits, float* losses, float* max, float* lse, const 
 }
 
 // ---- 4: online softmax, one kernel ----
-// One pass computes maximum and sum, so the logits are read twice instead of three times. Each thread has a maximum and a
-// sum for each position in the pack: PACK independent chains of compare, rescale and add hide each other's latency
+// One pass computes maximum and sum, so the logits are read twice instead of three times. Each thread has a maximum
+// and a sum for each position in the pack: PACK independent chains of compare, rescale and add hide their latency
 // (instruction-level parallelism). The pass takes two exponentials per element instead of one.
 
 // Returns log(sum exp(x)) of the block's row to all its threads.

@@ -16,8 +16,8 @@ from model import GPT
 
 REFERENCE = Path(__file__).resolve().parents[2] / "data" / "reference"
 
-# tiny has sizes that suit a GPU. odd does not: B*T and the vocabulary are no multiple of any tile size, T is neither a
-# multiple of 16 nor the whole context, and the channels end within a warp. Sizes that are equal in tiny (heads and B,
+# tiny has sizes that suit a GPU. odd does not: B*T and the vocabulary are not multiples of any tile size, T is neither
+# a multiple of 16 nor the whole context, and the channels end within a warp. Sizes that are equal in tiny (heads and B,
 # layers and micro-batches) differ in odd, which exposes an index computed from the wrong size. odd has a layer that is
 # neither the first nor the last. Its parameters are FP16 numbers and stored as such, in half the space.
 CASES = {"tiny": dict(config=Config(layers=2, heads=4, channels=64, context=32, vocab=256), B=4, T=32,
@@ -72,8 +72,8 @@ def draw_tokens(vocab, B, T, seed):
 
 
 def differentiate(config, parameters, tokens, dtype):
-    """Returns logits, loss and gradients of one micro-batch. Weights, activations and gradients are dtype. The returned
-    gradients are unscaled and therefore at least FP32."""
+    """Returns logits, loss and gradients of one micro-batch. Weights, activations and gradients have this dtype. The
+    returned gradients are unscaled and therefore at least FP32."""
     model = GPT(config).to(dtype)
     model.load_state_dict(parameters)  # rounds to dtype
     logits, loss = model(tokens[:, :-1], tokens[:, 1:])
@@ -86,7 +86,7 @@ def differentiate(config, parameters, tokens, dtype):
 def train(config, initial, tokens, dtype):
     """Returns loss and gradient norm before each update, and the parameters after the last one.
 
-    With BF16 and FP16 this is mixed precision: only the forward and backward pass are dtype; master weights, gradient
+    With BF16 and FP16 this is mixed precision: only forward and backward use dtype; master weights, gradient
     accumulation, clipping and AdamW are FP32.
     """
     master_dtype = torch.promote_types(dtype, torch.float32)
