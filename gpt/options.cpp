@@ -19,33 +19,31 @@ static std::string joined(const std::vector<std::string>& words, const char* sep
     return text;
 }
 
-static Flag text_flag(const char* name, int subcommands, const char* placeholder, std::string& to, const char* example,
+static Flag text(const char* name, int subcommands, const char* placeholder, std::string& to, const char* example,
                       const char* text) {
-    auto parse = [&to](const std::string& s) {
-        to = s;
-        return !s.empty();
-    };
+    auto parse = [&to](const std::string& s) { return !(to = s).empty(); };
     return {name, subcommands, placeholder, placeholder, example, text, parse, [&to] { return json(to); }};
 }
 
-constexpr int ANY_INT = std::numeric_limits<int>::max();
-constexpr long ANY_LONG = std::numeric_limits<long>::max();
-constexpr double ANY = std::numeric_limits<float>::max();   // the device uses these values in FP32
+// The device uses a double as FP32, so the default bound is FP32's.
+template <typename T> struct Range {
+    T least = 0, most = std::numeric_limits<std::conditional_t<std::is_integral_v<T>, T, float>>::max();
+};
 
 template <typename T>
-static Flag number_flag(const char* name, int subcommands, const char* placeholder, T& to, T least, T most,
-                        const char* example, const char* text) {
-    const bool bounded = std::is_integral_v<T> ? most < std::numeric_limits<T>::max() : most < ANY;
+static Flag number(const char* name, int subcommands, const char* placeholder, T& to,
+                        std::common_type_t<Range<T>> range, const char* example, const char* text) {
     std::string values = std::is_integral_v<T> ? "a whole number" : "a number";
-    values += format(bounded ? " from %.13g to %.13g" : ", at least %.13g", double(least), double(most));
-    auto parse = [&to, least, most](const std::string& s) {
+    values += format(range.most < Range<T>().most ? " from %.13g to %.13g" : ", at least %.13g", double(range.least),
+                     double(range.most));
+    auto parse = [&to, range](const std::string& s) {
         T value;
-        if (!parse_number(s, value) || value < least || value > most) return false;
+        if (!parse_number(s, value) || value < range.least || value > range.most) return false;
         to = value;
         return true;
     };
-    // A default below `least`: the value depends on other options.
-    auto value = [&to, least] { return to < least ? json() : json(to); };
+    // A default below the range: the value depends on other options.
+    auto value = [&to, range] { return to < range.least ? json() : json(to); };
     return {name, subcommands, placeholder, values, example, text, parse, value};
 }
 
@@ -62,7 +60,7 @@ template <typename T> static Flag or_word(const char* word, T& to, T meaning, Fl
 }
 
 // A size in bytes; 0: not given.
-static Flag size_flag(const char* name, int subcommands, double& to, const char* example, const char* text) {
+static Flag size(const char* name, int subcommands, double& to, const char* example, const char* text) {
     auto parse = [&to](const std::string& s) {
         for (const auto& [unit, factor] : {std::pair{"GiB", 0x1p30}, {"MiB", 0x1p20}, {"GB", 1e9}, {"MB", 1e6}}) {
             double number;
@@ -77,7 +75,7 @@ static Flag size_flag(const char* name, int subcommands, double& to, const char*
 }
 
 template <typename E>
-static Flag choice_flag(const char* name, int subcommands, E& to, std::vector<std::string> names, const char* example,
+static Flag choice(const char* name, int subcommands, E& to, std::vector<std::string> names, const char* example,
                         const char* text) {
     auto parse = [&to, names](const std::string& s) {
         const auto found = std::find(names.begin(), names.end(), s);
@@ -86,14 +84,11 @@ static Flag choice_flag(const char* name, int subcommands, E& to, std::vector<st
         return true;
     };
     // A default that is none of the names: the value depends on other options.
-    auto value = [&to, names] {
-        const size_t i = static_cast<size_t>(to);
-        return i < names.size() ? json(names[i]) : json();
-    };
+    auto value = [&to, names] { return size_t(to) < names.size() ? json(names[size_t(to)]) : json(); };
     return {name, subcommands, joined(names, "|", "|"), joined(names, ", ", " or "), example, text, parse, value};
 }
 
-static Flag switch_flag(const char* name, int subcommands, bool& to, const char* example, const char* text) {
+static Flag toggle(const char* name, int subcommands, bool& to, const char* example, const char* text) {
     auto parse = [&to](const std::string&) { return to = true; };
     return {name, subcommands, "", "", example, text, parse, [&to] { return json(to); }, true};
 }
@@ -103,186 +98,152 @@ static Flag switch_flag(const char* name, int subcommands, bool& to, const char*
 
 std::vector<Flag> flag_table(Options& o) {
     const std::pair<const char*, std::vector<Flag>> groups[] = {{"model", {
-        text_flag("--model", TRAIN | PLAN, "NAME", o.model, "--model gpt2-medium",
-                  "Size of a new model, such as gpt2 or gpt3-350m. Names: gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
-                  "gpt3-125m, -350m, -760m, -1.3b, -2.7b, -6.7b, -13b; for plan also 1b, 7b, 70b and 405b. --layers, "
-                  "--heads, --channels, --context and --vocab override parts of it."),
-        text_flag("--from", ALL, "DIR", o.from, "./train_gpt eval --from models/gpt2 --data data/shakespeare.txt",
-                  "Hugging Face GPT-2 folder to start from, evaluate or sample. It has config.json, "
-                  "model.safetensors and, for text, a tokenizer. A run's folder stands for its last checkpoint. "
-                  "Without --from, train initialises weights at random."),
-        number_flag("--layers", TRAIN | PLAN, "N", o.layers, 1, ANY_INT, "--layers 6 --heads 6 --channels 384",
-                    "Number of layers (default: the model's)"),
-        number_flag("--heads", TRAIN | PLAN, "N", o.heads, 1, ANY_INT, "--layers 6 --heads 6 --channels 384",
-                    "Attention heads per layer (default: the model's). channels / heads must be 16, 32, ... or 128."),
-        number_flag("--channels", TRAIN | PLAN, "N", o.channels, 1, ANY_INT, "--layers 6 --heads 6 --channels 384",
-                    "Channels of the residual stream (default: the model's)"),
-        number_flag("--context", TRAIN | PLAN, "T", o.context, 1, ANY_INT, "--context 256",
-                    "Number of positions, the longest sequence (default: the model's)"),
-        number_flag("--vocab", TRAIN | PLAN, "N", o.vocab, 1, ANY_INT, "--vocab 512",
-                    "Vocabulary size (default: 256 for data in bytes, else the model's)"),
+        text("--model", TRAIN | PLAN, "NAME", o.model, "gpt2-medium",
+             "Size of a new model, such as gpt2 or gpt3-350m. Names: gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
+             "gpt3-125m, -350m, -760m, -1.3b, -2.7b, -6.7b, -13b; for plan also 1b, 7b, 70b and 405b. --layers, "
+             "--heads, --channels, --context and --vocab override parts of it."),
+        text("--from", ALL, "DIR", o.from, "./train_gpt eval --from models/gpt2 --data data/shakespeare.txt",
+             "Hugging Face GPT-2 folder to start from, evaluate or sample. It has config.json, model.safetensors and, "
+             "for text, a tokenizer. A run's folder stands for its last checkpoint. Without --from, train initialises "
+             "weights at random."),
+        number("--layers", TRAIN | PLAN, "N", o.layers, {1}, "6", "Number of layers (default: the model's)"),
+        number("--heads", TRAIN | PLAN, "N", o.heads, {1}, "6",
+               "Attention heads per layer (default: the model's). channels / heads must be 16, 32, ... or 128."),
+        number("--channels", TRAIN | PLAN, "N", o.channels, {1}, "384",
+               "Channels of the residual stream (default: the model's)"),
+        number("--context", TRAIN | PLAN, "T", o.context, {1}, "256",
+               "Number of positions, the longest sequence (default: the model's)"),
+        number("--vocab", TRAIN | PLAN, "N", o.vocab, {1}, "512",
+               "Vocabulary size (default: 256 for data in bytes, else the model's)"),
     }}, {"data", {
-        text_flag("--data", TRAIN | EVAL, "PATTERN", o.data, "./train_gpt --data \"data/*.txt\" --out runs/mine",
-                  "Text files or .bin token shards to train on or evaluate. Globs are allowed. The tokenizer in --from "
-                  "tokenizes text; without one, each byte is a token. Shards have llm.c's format (data/README.md)."),
-        text_flag("--val-data", TRAIN, "PATTERN", o.val_data, "--val-data data/shakespeare.txt",
-                  "Data for the validation loss (default: the end of --data)"),
-        number_flag("--val-fraction", TRAIN, "X", o.val_fraction, 0.0, 0.9, "--val-fraction 0.05",
-                    "Fraction of --data for validation, without --val-data"),
-        choice_flag("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "--shuffle no",
-                    "Draw training windows at random; no: in file order"),
-        text_flag("--hellaswag", TRAIN | EVAL, "FILE", o.hellaswag,
-                  "./train_gpt eval --from data/reference/hf_tiny --hellaswag data/reference/hellaswag.bin",
-                  "HellaSwag questions to answer with each validation loss. scripts/prepare.sh hellaswag writes the "
-                  "file for GPT-2's tokenizer."),
+        text("--data", TRAIN | EVAL, "PATTERN", o.data, "./train_gpt --data \"data/*.txt\" --out runs/mine",
+             "Text files or .bin token shards to train on or evaluate. Globs are allowed. The tokenizer in --from "
+             "tokenizes text; without one, each byte is a token. Shards have llm.c's format (data/README.md)."),
+        text("--val-data", TRAIN, "PATTERN", o.val_data, "data/shakespeare.txt",
+             "Data for the validation loss (default: the end of --data)"),
+        number("--val-fraction", TRAIN, "X", o.val_fraction, {0, 0.9}, "0.05",
+               "Fraction of --data for validation, without --val-data"),
+        choice("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "no", "Shuffle training windows; no: in file order"),
+        text("--hellaswag", TRAIN | EVAL, "FILE", o.hellaswag,
+             "./train_gpt eval --from data/reference/hf_tiny --hellaswag data/reference/hellaswag.bin",
+             "HellaSwag questions to answer with each validation loss. scripts/prepare.sh hellaswag writes the file "
+             "for GPT-2's tokenizer."),
     }}, {"batch and memory", {
-        or_word("auto", o.micro_batch, AUTO,
-                number_flag("--micro-batch", TRAIN | EVAL | PLAN, "B", o.micro_batch, 1, MAX_SEQUENCES,
-                            "--micro-batch auto --total-batch 65536",
-                            "Sequences per forward and backward pass. auto: as many as fit in memory and divide "
-                            "--total-batch.")),
-        number_flag("--total-batch", TRAIN | PLAN, "TOKENS", o.total_batch, 1L, MAX_STEP_TOKENS, "--total-batch 65536",
-                    "Tokens per optimizer step, over all GPUs (default: one micro-batch). Gradients accumulate over "
-                    "micro-batches, so it is a multiple of micro-batch x sequence x GPUs."),
-        number_flag("--seq-len", ALL, "T", o.seq_len, 1, ANY_INT, "--seq-len 512 --micro-batch 8",
-                    "Tokens per sequence (default: the model's context)"),
-        choice_flag("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "--recompute selective",
-                    "Activations that backward recomputes, to save memory. selective: LayerNorm outputs and GELU; "
-                    "full: everything but the residual stream. The loss stays the same to the bit."),
-        choice_flag("--attention", ALL, o.attention, {"flash", "naive"}, "--attention naive --seq-len 256",
-                    "Attention algorithm. naive stores the T x T scores and probabilities, which shows the memory "
-                    "that flash attention saves."),
+        or_word("auto", o.micro_batch, AUTO, number("--micro-batch", TRAIN | EVAL | PLAN, "B", o.micro_batch,
+                {1, MAX_SEQUENCES}, "--micro-batch auto --total-batch 65536",
+                "Sequences per forward and backward pass. auto: as many as fit in memory and divide --total-batch.")),
+        number("--total-batch", TRAIN | PLAN, "TOKENS", o.total_batch, {1, MAX_STEP_TOKENS}, "65536",
+               "Tokens per optimizer step, over all GPUs (default: one micro-batch). Gradients accumulate over "
+               "micro-batches, so it is a multiple of micro-batch x sequence x GPUs."),
+        number("--seq-len", ALL, "T", o.seq_len, {1}, "512", "Tokens per sequence (default: the model's context)"),
+        choice("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "selective",
+               "Activations that backward recomputes, to save memory. selective: LayerNorm outputs and GELU; full: "
+               "everything but the residual stream. The loss stays the same to the bit."),
+        choice("--attention", ALL, o.attention, {"flash", "naive"}, "naive", "Attention algorithm. naive stores the T "
+               "x T scores and probabilities, which shows the memory that flash attention saves."),
     }}, {"precision", {
-        choice_flag("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()}, "--matmul fp8",
-                    "Precision of the blocks' matmuls; plain: the build's. fp8: 8 bits, except for weight gradients; "
-                    "fp8-all: these too. FP8 needs a BF16 build, and a GPU from Ada on or a CPU."),
-        choice_flag("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
-                    "--matmul fp8 --fp8-scaling current",
-                    "Where FP8 scales come from. delayed: the amax of the last 16 steps; current: the tensor's own "
-                    "amax; none: all scales are 1, a demonstration of underflow."),
-        choice_flag("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"}, "--grad-dtype fp32",
-                    "Type in which gradients are stored and accumulated. 16 bits must be the type of the weights: "
-                    "bf16 in a BF16 build, fp16 in an FP16 build."),
-        choice_flag("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"}, "--master-weights fp32",
-                    "AdamW's FP32 copy of 16-bit weights. none is a demonstration: small updates are rounded away, "
-                    "and the log counts them."),
+        choice("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()}, "fp8",
+               "Precision of the blocks' matmuls; plain: the build's. fp8: 8 bits, except for weight gradients; "
+               "fp8-all: these too. FP8 needs a BF16 build, and a GPU from Ada on or a CPU."),
+        choice("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
+               "--matmul fp8 --fp8-scaling current", "Where FP8 scales come from. delayed: the amax of the last 16 "
+               "steps; current: the tensor's own amax; none: all scales are 1, a demonstration of underflow."),
+        choice("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"}, "fp32", "Storage and accumulation "
+               "type of gradients. 16 bits must be the weights' type: bf16 in a BF16 build, fp16 in an FP16 build."),
+        choice("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"}, "fp32", "AdamW's FP32 copy of "
+               "16-bit weights. none is a demonstration: small updates are rounded away, and the log counts them."),
         or_word("dynamic", o.loss_scaling, DYNAMIC_SCALE, or_word("none", o.loss_scaling, NO_SCALE,
-                number_flag("--loss-scaling", TRAIN, "X", o.loss_scaling, 1.0, MAX_LOSS_SCALE, "--loss-scaling none",
-                            "Factor of the loss in backward (default: dynamic in FP16, else none). dynamic halves it "
-                            "after an overflow and doubles it after 2,000 good steps. none in FP16 is a "
-                            "demonstration: gradients below 6e-8 underflow to 0."))),
+                number("--loss-scaling", TRAIN, "X", o.loss_scaling, {1, MAX_LOSS_SCALE}, "none", "Factor of the loss "
+                "in backward (default: dynamic in FP16, else none). dynamic halves it after an overflow and doubles it "
+                "after 2,000 good steps. none in FP16 is a demonstration: gradients below 6e-8 underflow to 0."))),
     }}, {"optimizer", {
-        number_flag("--steps", TRAIN, "N", o.steps, 1L, MAX_STEPS, "--steps 5000", "Number of optimizer steps"),
-        number_flag("--lr", TRAIN, "X", o.lr, 0.0, ANY, "--lr 3e-4 --warmup 100", "Peak learning rate"),
-        number_flag("--min-lr", TRAIN, "X", o.min_lr, 0.0, ANY, "--min-lr 0",
-                    "Learning rate at the last step (default: a tenth of --lr)"),
-        number_flag("--warmup", TRAIN, "STEPS", o.warmup, 0L, MAX_STEPS, "--lr 3e-4 --warmup 100",
-                    "Steps in which the learning rate rises linearly to --lr"),
-        choice_flag("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"}, "--schedule wsd",
-                    "Learning rate after the warm-up. cosine, linear: decay to --min-lr; wsd: constant, then linear "
-                    "decay over the last fifth of the steps."),
-        number_flag("--weight-decay", TRAIN, "X", o.weight_decay, 0.0, ANY, "--weight-decay 0.05",
-                    "Weight decay of matrices and embeddings"),
-        number_flag("--grad-clip", TRAIN, "X", o.grad_clip, 0.0, ANY, "--grad-clip 0.5",
-                    "Norm to which larger gradients are scaled; 0: never"),
-        number_flag("--beta1", TRAIN, "X", o.beta1, 0.0, 0.999999, "--beta1 0.9 --beta2 0.99",
-                    "AdamW's decay rate of the first moment"),
-        number_flag("--beta2", TRAIN, "X", o.beta2, 0.0, 0.999999, "--beta1 0.9 --beta2 0.99",
-                    "AdamW's decay rate of the second moment"),
-        number_flag("--eps", TRAIN, "X", o.eps, 0.0, ANY, "--eps 1e-6", "AdamW's epsilon, added to the denominator"),
-        number_flag("--seed", TRAIN | SAMPLE, "N", o.seed, 0L, ANY_LONG, "--seed 1",
-                    "Seed of initial weights, data order and samples"),
+        number("--steps", TRAIN, "N", o.steps, {1, MAX_STEPS}, "5000", "Number of optimizer steps"),
+        number("--lr", TRAIN, "X", o.lr, {}, "3e-4", "Peak learning rate"),
+        number("--min-lr", TRAIN, "X", o.min_lr, {}, "0", "Learning rate at the last step (default: a tenth of --lr)"),
+        number("--warmup", TRAIN, "STEPS", o.warmup, {0, MAX_STEPS}, "100",
+               "Steps in which the learning rate rises linearly to --lr"),
+        choice("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"}, "wsd",
+               "Learning rate after warm-up. cosine, linear: decay to --min-lr; wsd: constant, then linear decay in "
+               "the last fifth of steps."),
+        number("--weight-decay", TRAIN, "X", o.weight_decay, {}, "0.05", "Weight decay of matrices and embeddings"),
+        number("--grad-clip", TRAIN, "X", o.grad_clip, {}, "0.5", "Maximum norm of the gradient; 0: no clipping"),
+        number("--beta1", TRAIN, "X", o.beta1, {0, 0.999999}, "0.9", "AdamW's decay rate of the first moment"),
+        number("--beta2", TRAIN, "X", o.beta2, {0, 0.999999}, "0.99", "AdamW's decay rate of the second moment"),
+        number("--eps", TRAIN, "X", o.eps, {}, "1e-6", "AdamW's epsilon, added to the denominator"),
+        number("--seed", TRAIN | SAMPLE, "N", o.seed, {}, "1", "Seed of initial weights, data order and samples"),
     }}, {"run", {
-        text_flag("--out", TRAIN, "DIR", o.out, "--out runs/mine",
-                  "Folder for log.jsonl and checkpoints (default: nothing is written)"),
-        switch_flag("--resume", TRAIN, o.resume, "./train_gpt --resume --out runs/mine --steps 2000",
-                    "Resume from the last checkpoint in --out. The run's options apply unless others are given."),
-        number_flag("--eval-every", TRAIN, "STEPS", o.eval_every, 0L, ANY_LONG, "--eval-every 100",
-                    "Steps between validation losses; 0: never. There is also one at the end."),
-        number_flag("--eval-sequences", TRAIN, "N", o.eval_sequences, 0L, ANY_LONG, "--eval-sequences 0",
-                    "Sequences per validation loss; 0: all validation data"),
-        number_flag("--checkpoint-every", TRAIN, "STEPS", o.checkpoint_every, 0L, ANY_LONG,
-                    "--out runs/mine --checkpoint-every 500 --keep 2",
-                    "Steps between checkpoints; 0: never. There is also one at the end."),
-        number_flag("--keep", TRAIN, "N", o.keep, 0, ANY_INT, "--out runs/mine --checkpoint-every 500 --keep 2",
-                    "Number of checkpoints to keep, the newest; 0: all"),
-        number_flag("--sample-every", TRAIN, "STEPS", o.sample_every, 0L, ANY_LONG, "--sample-every 100",
-                    "Steps between samples; 0: never. There is also one before the first step and at the end."),
-        text_flag("--trace", TRAIN, "FILE", o.trace, "--trace trace.json",
-                  "Write a Chrome trace of the first three steps, for ui.perfetto.dev. It shows launches, kernels, "
-                  "copies and live bytes."),
-        switch_flag("--verbose", TRAIN | EVAL, o.verbose, "--verbose",
-                    "Print details at the start: memory by category, kernels, matmul tuning. log.jsonl has them too."),
-        choice_flag("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores,
-                    {TENSOR_CORE_NAMES.begin(), TENSOR_CORE_NAMES.end()}, "--tensor-cores none",
-                    "Tensor-core instructions of flash attention. mma: from Ampere on; wgmma: Hopper; auto: the best "
-                    "available."),
-        choice_flag("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"}, "--matmul-tuning off",
-                    "Time cuBLASLt's algorithms and use the fastest. The choices are stored in "
-                    "~/.cache/gpt.cu/matmul.json. off: cuBLASLt's first choice."),
-        choice_flag("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "--graph on",
-                    "Launch a pass as one CUDA graph; auto: on a GPU"),
-        choice_flag("--peak", TRAIN, o.peak, {"table", "measured"}, "--peak measured",
-                    "Peak FLOP/s for MFU: data sheet or a timed matmul"),
-        number_flag("--threads", TRAIN | EVAL | SAMPLE, "N", o.threads, 1, MAX_THREADS, "--threads 2",
-                    "Threads of the CPU build (default: one per core)"),
+        text("--out", TRAIN, "DIR", o.out, "runs/mine",
+             "Folder for log.jsonl and checkpoints (default: nothing is written)"),
+        toggle("--resume", TRAIN, o.resume, "./train_gpt --resume --out runs/mine --steps 2000",
+               "Resume from the last checkpoint in --out. The run's options apply unless others are given."),
+        number("--eval-every", TRAIN, "STEPS", o.eval_every, {}, "100",
+               "Steps between validation losses; 0: never. There is also one at the end."),
+        number("--eval-sequences", TRAIN, "N", o.eval_sequences, {}, "0", "Sequences per validation loss; 0: all"),
+        number("--checkpoint-every", TRAIN, "STEPS", o.checkpoint_every, {}, "--out runs/mine --checkpoint-every 500",
+               "Steps between checkpoints; 0: never. There is also one at the end."),
+        number("--keep", TRAIN, "N", o.keep, {}, "--out runs/mine --keep 2",
+               "Number of checkpoints to keep, the newest; 0: all"),
+        number("--sample-every", TRAIN, "STEPS", o.sample_every, {}, "100",
+               "Steps between samples; 0: never. There is also one before the first step and at the end."),
+        text("--trace", TRAIN, "FILE", o.trace, "trace.json", "Write a Chrome trace of the first three steps, for "
+             "ui.perfetto.dev. It shows launches, kernels, copies and live bytes."),
+        toggle("--verbose", TRAIN | EVAL, o.verbose, "--verbose",
+               "Print details at the start: memory by category, kernels, matmul tuning. log.jsonl has them too."),
+        choice("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores,
+               {TENSOR_CORE_NAMES.begin(), TENSOR_CORE_NAMES.end()}, "none", "Tensor-core instructions of flash "
+               "attention. mma: from Ampere on; wgmma: Hopper; auto: the best available."),
+        choice("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"}, "off", "Time cuBLASLt's algorithms and "
+               "use the fastest. The choices are stored in ~/.cache/gpt.cu/matmul.json. off: cuBLASLt's first choice."),
+        choice("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "on",
+               "Launch a pass as one CUDA graph; auto: on a GPU"),
+        choice("--peak", TRAIN, o.peak, {"table", "measured"}, "measured",
+               "Peak FLOP/s for MFU: data sheet or a timed matmul"),
+        number("--threads", TRAIN | EVAL | SAMPLE, "N", o.threads, {1, MAX_THREADS}, "2",
+               "Threads of the CPU build (default: one per core)"),
     }}, {"sampling", {
-        text_flag("--prompt", SAMPLE, "TEXT", o.prompt, "sample --prompt Hello",
-                  "Text to continue; - reads standard input. Needs a tokenizer in --from, or a model of bytes."),
-        number_flag("--temperature", TRAIN | SAMPLE, "X", o.temperature, 0.0, ANY, "sample --temperature 0.8",
-                    "Divisor of the logits; 0: always the likeliest token"),
-        number_flag("--top-k", TRAIN | SAMPLE, "K", o.top_k, 0, ANY_INT, "sample --top-k 40",
-                    "Sample from the K likeliest tokens; 0: from all"),
-        number_flag("--top-p", TRAIN | SAMPLE, "P", o.top_p, 0.0, 1.0, "sample --top-p 0.9",
-                    "Sample from the likeliest tokens of total probability P"),
-        number_flag("--sample-tokens", TRAIN | SAMPLE, "N", o.sample_tokens, 1, ANY_INT, "sample --sample-tokens 100",
-                    "Length of a sample, in tokens"),
-        number_flag("--samples", SAMPLE, "N", o.samples, 1, ANY_INT, "sample --samples 3 --seed 1",
-                    "Number of samples. They use the seeds --seed, --seed + 1, and so on."),
-        text_flag("--stop", SAMPLE, "TEXT", o.stop, "sample --prompt Question: --stop Question:",
-                  "End a sample before this text"),
-        text_flag("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
-                  "./train_gpt sample --from data/reference/hf_tiny --prompt-tokens 15,9,5",
-                  "Token ids to continue, as 15496,995; - reads standard input"),
+        text("--prompt", SAMPLE, "TEXT", o.prompt, "Hello",
+             "Text to continue; - reads standard input. Needs a tokenizer in --from, or a model of bytes."),
+        number("--temperature", TRAIN | SAMPLE, "X", o.temperature, {}, "0.8",
+               "Divisor of the logits; 0: always the likeliest token"),
+        number("--top-k", TRAIN | SAMPLE, "K", o.top_k, {}, "40", "Sample from the K likeliest tokens; 0: from all"),
+        number("--top-p", TRAIN | SAMPLE, "P", o.top_p, {0, 1}, "0.9",
+               "Sample from the likeliest tokens of total probability P"),
+        number("--sample-tokens", TRAIN | SAMPLE, "N", o.sample_tokens, {1}, "100", "Length of a sample, in tokens"),
+        number("--samples", SAMPLE, "N", o.samples, {1}, "--samples 3 --seed 1",
+               "Number of samples. They use the seeds --seed, --seed + 1, and so on."),
+        text("--stop", SAMPLE, "TEXT", o.stop, "Question:", "End a sample before this text"),
+        text("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
+             "./train_gpt sample --from data/reference/hf_tiny --prompt-tokens 15,9,5",
+             "Token ids to continue, as 15496,995; - reads standard input"),
     }}, {"multi-GPU", {
-        or_word("all", o.gpus, ALL_GPUS,
-                number_flag("--gpus", TRAIN | EVAL | PLAN, "N", o.gpus, 1, MAX_GPUS, "--gpus 2 --zero 1",
-                            "GPUs of this machine, one process each. On several machines use torchrun, srun or "
-                            "mpirun (gpt/many_gpus.md).")),
-        number_flag("--zero", TRAIN | PLAN, "STAGE", o.zero, 0, 3, "--gpus 2 --zero 1",
-                    "ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters. The master weights "
-                    "count as optimizer states."),
-        choice_flag("--overlap", TRAIN, o.overlap, {"off", "on"}, "--gpus 2 --overlap off",
-                    "Overlap communication with computation"),
-        number_flag("--timeout", TRAIN | EVAL, "SECONDS", o.timeout, 1.0, ANY, "--gpus 2 --timeout 60",
-                    "Abort the run if a rank makes no progress for this long"),
+        or_word("all", o.gpus, ALL_GPUS, number("--gpus", TRAIN | EVAL | PLAN, "N", o.gpus, {1, MAX_GPUS},
+                "--gpus 2 --zero 1", "GPUs of this machine, one process each. On several machines use torchrun, srun "
+                "or mpirun (gpt/many_gpus.md).")),
+        number("--zero", TRAIN | PLAN, "STAGE", o.zero, {0, 3}, "--gpus 2 --zero 1", "ZeRO stage: 1 shards optimizer "
+               "states, 2 also gradients, 3 also parameters. The master weights count as optimizer states."),
+        choice("--overlap", TRAIN, o.overlap, {"off", "on"}, "--gpus 2 --overlap off",
+               "Overlap communication with computation"),
+        number("--timeout", TRAIN | EVAL, "SECONDS", o.timeout, {1}, "--gpus 2 --timeout 60",
+               "Abort the run if a rank makes no progress for this long"),
     }}, {"planning", {
-        size_flag("--gpu-memory", PLAN, o.gpu_memory, "plan --model gpt2-xl --gpu-memory 80GB",
-                  "Memory of the GPU to plan for (default: this device's)"),
-        choice_flag("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"},
-                    "plan --gpu-memory 24GB --precision fp16",
-                    "Precision to plan for (default: bf16 with --gpu-memory, else the build's). Training always uses "
-                    "the build's: make PRECISION=fp32, bf16 or fp16."),
-        switch_flag("--scan", PLAN, o.scan, "plan --scan --model 7b --gpus 8 --gpu-memory 80GB --total-batch 524288 "
-                    "--bandwidth 450", "List the layouts that fit, the fastest first. It tries --gpus and the powers "
-                    "of two below, each ZeRO stage and each --recompute. Needs --total-batch and --bandwidth."),
-        number_flag("--bandwidth", PLAN, "GB/S", o.bandwidth, 1e-3, 1e6,
-                    "plan --gpus 8 --gpu-memory 80GB --zero 1 --bandwidth 450",
-                    "GB/s that each GPU sends, to estimate the time of a step. NVLink of an H100: 450; 400 Gb/s "
-                    "InfiniBand: 50."),
-        number_flag("--flops", PLAN, "TFLOPS", o.flops, 1e-3, 1e6,
-                    "plan --gpus 8 --gpu-memory 80GB --bandwidth 450 --flops 300",
-                    "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32). The defaults are 40 % of "
-                    "an H100's peak."),
-        switch_flag("--json", PLAN, o.as_json, "plan --model gpt2-xl --gpu-memory 80GB --json",
-                    "Print one JSON object instead of a table"),
+        size("--gpu-memory", PLAN, o.gpu_memory, "80GB", "Memory of the GPU to plan for (default: this device's)"),
+        choice("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"}, "fp16",
+               "Precision to plan for (default: bf16 with --gpu-memory, else the build's). Training uses the build's: "
+               "make PRECISION=fp32, bf16 or fp16."),
+        toggle("--scan", PLAN, o.scan,
+               "--scan --model 7b --gpus 8 --gpu-memory 80GB --total-batch 524288 --bandwidth 450",
+               "List the layouts that fit, the fastest first. It tries --gpus and the powers of two below, each ZeRO "
+               "stage and each --recompute. Needs --total-batch and --bandwidth."),
+        number("--bandwidth", PLAN, "GB/S", o.bandwidth, {1e-3, 1e6}, "--gpus 8 --gpu-memory 80GB --bandwidth 450",
+               "GB/s that each GPU sends, to estimate a step's time. NVLink of an H100: 450; 400 Gb/s InfiniBand: 50."),
+        number("--flops", PLAN, "TFLOPS", o.flops, {1e-3, 1e6}, "--gpus 8 --bandwidth 450 --flops 300",
+               "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32). The defaults are 40 % of an "
+               "H100's peak."),
+        toggle("--json", PLAN, o.as_json, "--gpu-memory 80GB --json", "Print one JSON object instead of a table"),
     }}};
     std::vector<Flag> table;
     for (const auto& [group, flags] : groups)
-        for (const Flag& flag : flags) {
-            table.push_back(flag);
-            table.back().group = group;
-        }
+        for (Flag flag : flags) flag.group = group, table.push_back(flag);
     return table;
 }
 
@@ -303,8 +264,8 @@ static const std::map<std::string, const char*> ALIASES = {
     {"--eval-every", "eval-interval val-loss-every"}, {"--eval-sequences", "eval-iters val-max-steps"},
     {"--checkpoint-every", "save-interval save-every"}, {"--trace", "profile"}, {"--graph", "compile"},
     {"--prompt", "start"}, {"--samples", "num-samples"}, {"--sample-tokens", "max-new-tokens"},
-    {"--gpus", "nproc-per-node world-size devices"}, {"--zero", "fsdp zero-stage"},
-    {"train", "finetune"}, {"eval", "test"}, {"sample", "generate"}, {"plan", "memory"}};
+    {"--gpus", "nproc-per-node world-size devices"}, {"--zero", "fsdp zero-stage"}, {"train", "finetune"},
+    {"eval", "test"}, {"sample", "generate"}, {"plan", "memory"}};
 
 // Returns a name in lower case, without dashes before it, with - for _.
 static std::string bare(std::string name) {
@@ -326,7 +287,7 @@ static size_t difference(const std::string& a, const std::string& b) {
     const auto& [shorter, longer] = std::minmax(a, b, [](auto& x, auto& y) { return x.size() < y.size(); });
     const size_t edits = 3 * row.back() <= a.size() + 1 ? 2 * row.back() : NONE;
     const size_t place = shorter.size() < 3 ? NONE : longer.find(shorter);
-    return std::min(edits, place == std::string::npos ? NONE : place == 0 ? 3 : 5);
+    return std::min(edits, place == NONE ? NONE : place == 0 ? 3 : 5);
 }
 
 // Returns what to do about a name that is none of `names`.
@@ -360,18 +321,14 @@ static std::string subcommand_names(int subcommands) {
 // A flag's text in two parts, without "(default: ...)", and its default, which is empty if there is none.
 struct Explanation { std::string first, rest, by_default; };
 static Explanation explain(const Flag& flag) {
-    const std::string text = flag.text;
-    const size_t end = std::min(text.find(". "), text.size()), open = text.find(" (default: ");
+    const std::string text = flag.text, mark = " (default: ";
+    const size_t end = std::min(text.find(". "), text.size()), open = text.find(mark);
+    const std::string rest = end < text.size() ? text.substr(end + 2) : "";
+    if (open < end) return {text.substr(0, open), rest, text.substr(open + mark.size(), end - 1 - open - mark.size())};
     const json value = flag.value();
-    Explanation e = {text.substr(0, end), end < text.size() ? text.substr(end + 2) : "", ""};
-    if (open < end) {
-        e.by_default = text.substr(open + strlen(" (default: "), end - 1 - open - strlen(" (default: "));
-        e.first = text.substr(0, open);
-    } else if (!flag.is_switch && !value.is_null() && value != "") {
-        e.by_default = value.is_number_float() ? format("%g", double(value)) : value.dump();
-        if (value.is_string() && value != "\n") e.by_default = value;
-    }
-    return e;
+    std::string by_default = value.is_number_float() ? format("%g", double(value)) : value.dump();
+    if (value.is_string() && value != "\n") by_default = value;
+    return {text.substr(0, end), rest, flag.is_switch || value.is_null() ? "" : by_default};
 }
 
 // Returns `line` and the words of `text`, broken into lines of at most `width` columns. Words are indented by `indent`
@@ -402,11 +359,11 @@ size_t help_width() {
 }
 
 std::string example_command(const Flag& flag) {
-    const std::string example = flag.example;
+    const std::string example = flag.example, group = flag.group;
     if (begins_with(example, "./")) return example;
-    if (begins_with(example, "plan ")) return "./train_gpt " + example;
-    if (begins_with(example, "sample ")) return "./train_gpt sample --from models/gpt2" + example.substr(6);
-    return "./train_gpt --data data/shakespeare.txt " + example;
+    const char* begin = group == "sampling" ? "sample --from models/gpt2" : group == "planning" ? "plan"
+                        : "--data data/shakespeare.txt";
+    return format("./train_gpt %s ", begin) + (example[0] == '-' ? "" : flag.name + std::string(" ")) + example;
 }
 
 static std::string help_of_flag(const Flag& flag, size_t width) {
@@ -464,9 +421,9 @@ std::string help_text(int subcommands, const std::string& topic, size_t width) {
     for (const Flag& flag : flags) {
         if (!(flag.subcommands & subcommands)) continue;
         const Explanation e = explain(flag);
-        const bool is_special = subcommands == ALL && !(flag.subcommands & TRAIN);
         std::string notes = e.by_default.empty() ? "" : "default:\1" + e.by_default;   // \1: a space without a break
-        if (is_special) notes += (notes.empty() ? "" : "; ") + subcommand_names(flag.subcommands) + " only";
+        if (subcommands == ALL && !(flag.subcommands & TRAIN))
+            notes += (notes.empty() ? "" : "; ") + subcommand_names(flag.subcommands) + " only";
         if (std::exchange(group, flag.group) != flag.group) help += format("\n%s\n", flag.group);
         help += wrapped("  " + usage_of(flag), e.first + (notes.empty() ? "" : " (" + notes + ")"), 30, width);
     }
@@ -501,8 +458,8 @@ Options parse_options(Subcommand subcommand, const char* name, const std::vector
         return std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return word == f.name; });
     };
     for (size_t i = 0; i < args.size(); i++) {
-        const size_t equals = begins_with(args[i], "--") ? args[i].find('=') : std::string::npos;
-        const bool has_value = equals != std::string::npos;   // --flag=value
+        const size_t equals = begins_with(args[i], "--") ? args[i].find('=') : NONE;
+        const bool has_value = equals != NONE;   // --flag=value
         const std::string word = args[i].substr(0, equals);
         const auto flag = find(word);
         if (flag == flags.end()) throw no_such_flag(word, flags);

@@ -111,7 +111,7 @@ struct Flag {
     int subcommands;           // those that accept the flag
     std::string placeholder;   // of the value in --help: N, DIR, none|fp32
     std::string values;        // the valid values in words: a whole number, at least 1
-    const char* example;       // arguments, which example_command() completes
+    const char* example;       // a value or arguments, which example_command() completes
     const char* text;          // --help prints the first sentence, which ends with "(default: ...)" if the default
                                // depends on other things; --help FLAG prints all
     std::function<bool(const std::string&)> parse;   // false: not a valid value
