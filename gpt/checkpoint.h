@@ -93,7 +93,7 @@ private:
 
 // ---- config.json --------------------------------------------------------------------------------
 
-constexpr int MAX_LAYERS = 1 << 10, MAX_CHANNELS = 1 << 16, MAX_TOKENS = 1 << 22;   // no overflow of bytes
+constexpr int MAX_LAYERS = 1 << 10, MAX_CHANNELS = 1 << 16, MAX_TOKENS = 1 << 22;   // byte counts do not overflow
 
 // Throws UserError if the model is not supported. The message begins with `source`, the file or flags.
 void require_supported(const Config& c, const std::string& source);

@@ -388,7 +388,7 @@ void catch_signals() {
 }
 
 void require_output() {
-    // errno of an earlier failed write is not known any more.
+    // If an earlier write failed, its errno is no longer available.
     const std::string reason = fflush(stdout) != 0 ? format(": %s", strerror(errno)) : "";
     if (ferror(stdout) && stop_requested != SIGPIPE) throw Failure("standard output: writing failed%s", reason.c_str());
 }

@@ -83,7 +83,7 @@ public:
     const std::string& path() const { return path_; }
     const char* data() const { return data_; }
     size_t size() const { return size_; }
-    // Throws if a mapped file was truncated while it was read. Called after reading.
+    // Throws if a mapped file was truncated while it was read: call it after reading.
     void require_whole() const;
 
 private:

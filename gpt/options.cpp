@@ -83,7 +83,7 @@ static Flag choice(const char* name, int subcommands, E& to, std::vector<std::st
         to = static_cast<E>(found - names.begin());
         return true;
     };
-    // A default that is none of the names: the value depends on other options.
+    // A default without a name: the value depends on other options.
     auto value = [&to, names] { return size_t(to) < names.size() ? json(names[size_t(to)]) : json(); };
     return {name, subcommands, joined(names, "|", "|"), joined(names, ", ", " or "), example, text, parse, value};
 }
@@ -143,13 +143,13 @@ std::vector<Flag> flag_table(Options& o) {
                "x T scores and probabilities, which shows the memory that flash attention saves."),
     }}, {"precision", {
         choice("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()}, "fp8",
-               "Precision of the blocks' matmuls; plain: the build's. fp8: 8 bits, except for weight gradients; "
-               "fp8-all: these too. FP8 needs a BF16 build, and a GPU from Ada on or a CPU."),
+               "Precision of the blocks' matmuls; plain: the build's. fp8: FP8, except for weight gradients; fp8-all: "
+               "FP8 for them too. FP8 needs a BF16 build, and a GPU from Ada on or a CPU."),
         choice("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
                "--matmul fp8 --fp8-scaling current", "Where FP8 scales come from. delayed: the amax of the last 16 "
                "steps; current: the tensor's own amax; none: all scales are 1, a demonstration of underflow."),
         choice("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"}, "fp32", "Storage and accumulation "
-               "type of gradients. 16 bits must be the weights' type: bf16 in a BF16 build, fp16 in an FP16 build."),
+               "type of gradients. A 16-bit type must be the weights': bf16 in a BF16 build, fp16 in an FP16 build."),
         choice("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"}, "fp32", "AdamW's FP32 copy of "
                "16-bit weights. none is a demonstration: small updates are rounded away, and the log counts them."),
         or_word("dynamic", o.loss_scaling, DYNAMIC_SCALE, or_word("none", o.loss_scaling, NO_SCALE,
@@ -177,14 +177,14 @@ std::vector<Flag> flag_table(Options& o) {
         toggle("--resume", TRAIN, o.resume, "./train_gpt --resume --out runs/mine --steps 2000",
                "Resume from the last checkpoint in --out. The run's options apply unless others are given."),
         number("--eval-every", TRAIN, "STEPS", o.eval_every, {}, "100",
-               "Steps between validation losses; 0: never. There is also one at the end."),
+               "Steps between validation losses; 0: never. If not 0, there is also one at the end."),
         number("--eval-sequences", TRAIN, "N", o.eval_sequences, {}, "0", "Sequences per validation loss; 0: all"),
         number("--checkpoint-every", TRAIN, "STEPS", o.checkpoint_every, {}, "--out runs/mine --checkpoint-every 500",
-               "Steps between checkpoints; 0: never. There is also one at the end."),
+               "Steps between checkpoints; 0: never. If not 0, there is also one at the end."),
         number("--keep", TRAIN, "N", o.keep, {}, "--out runs/mine --keep 2",
                "Number of checkpoints to keep, the newest; 0: all"),
-        number("--sample-every", TRAIN, "STEPS", o.sample_every, {}, "100",
-               "Steps between samples; 0: never. There is also one before the first step and at the end."),
+        number("--sample-every", TRAIN, "STEPS", o.sample_every, {}, "100", "Steps between samples; 0: never. If not "
+               "0, there is also one before the first step and one at the end."),
         text("--trace", TRAIN, "FILE", o.trace, "trace.json", "Write a Chrome trace of the first three steps, for "
              "ui.perfetto.dev. It shows launches, kernels, copies and live bytes."),
         toggle("--verbose", TRAIN | EVAL, o.verbose, "--verbose",
@@ -197,7 +197,7 @@ std::vector<Flag> flag_table(Options& o) {
         choice("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "on",
                "Launch a pass as one CUDA graph; auto: on a GPU"),
         choice("--peak", TRAIN, o.peak, {"table", "measured"}, "measured",
-               "Peak FLOP/s for MFU: data sheet or a timed matmul"),
+               "Peak FLOP/s for MFU (model FLOPs utilisation): the GPU's data sheet or a timed matmul"),
         number("--threads", TRAIN | EVAL | SAMPLE, "N", o.threads, {1, MAX_THREADS}, "2",
                "Threads of the CPU build (default: one per core)"),
     }}, {"sampling", {
@@ -214,7 +214,7 @@ std::vector<Flag> flag_table(Options& o) {
         text("--stop", SAMPLE, "TEXT", o.stop, "Question:", "End a sample before this text"),
         text("--prompt-tokens", SAMPLE, "IDS", o.prompt_tokens,
              "./train_gpt sample --from data/reference/hf_tiny --prompt-tokens 15,9,5",
-             "Token ids to continue, as 15496,995; - reads standard input"),
+             "Token ids to continue, such as 15496,995; - reads standard input"),
     }}, {"multi-GPU", {
         or_word("all", o.gpus, ALL_GPUS, number("--gpus", TRAIN | EVAL | PLAN, "N", o.gpus, {1, MAX_GPUS},
                 "--gpus 2 --zero 1", "GPUs of this machine, one process each. On several machines use torchrun, srun "
@@ -232,7 +232,7 @@ std::vector<Flag> flag_table(Options& o) {
                "make PRECISION=fp32, bf16 or fp16."),
         toggle("--scan", PLAN, o.scan,
                "--scan --model 7b --gpus 8 --gpu-memory 80GB --total-batch 524288 --bandwidth 450",
-               "List the layouts that fit, the fastest first. It tries --gpus and the powers of two below, each ZeRO "
+               "List the layouts that fit, the fastest first. It tries --gpus and the smaller powers of two, each ZeRO "
                "stage and each --recompute. Needs --total-batch and --bandwidth."),
         number("--bandwidth", PLAN, "GB/S", o.bandwidth, {1e-3, 1e6}, "--gpus 8 --gpu-memory 80GB --bandwidth 450",
                "GB/s that each GPU sends, to estimate a step's time. NVLink of an H100: 450; 400 Gb/s InfiniBand: 50."),
@@ -290,7 +290,7 @@ static size_t difference(const std::string& a, const std::string& b) {
     return std::min(edits, place == NONE ? NONE : place == 0 ? 3 : 5);
 }
 
-// Returns what to do about a name that is none of `names`.
+// Returns a hint for an unknown word: the most similar one of `names`, or --help.
 static std::string advice(const std::string& word, const std::vector<std::string>& names) {
     std::string best;
     size_t least = NONE;

@@ -12,7 +12,7 @@
 #include "files.h"
 
 enum class DType { FP32, BF16, FP16, E4M3, E5M2 };   // the last two are operands of matmuls only
-enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // used by attention; wgmma: Hopper's
+enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // instructions of flash attention; WGMMA: Hopper only
 constexpr std::array<const char*, 4> TENSOR_CORE_NAMES = {"auto", "none", "mma", "wgmma"};
 enum class Recompute { NONE, SELECTIVE, FULL };
 constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
@@ -74,7 +74,7 @@ struct Options {
     UseGraph graph = UseGraph::AUTO;
     int threads = 0;
     // many GPUs
-    int gpus = 1, zero = 0;   // gpus: or ALL_GPUS
+    int gpus = 1, zero = 0;   // gpus: a number, or ALL_GPUS
     Overlap overlap = Overlap::ON;
     double timeout = 300;
     // run folder
@@ -99,12 +99,12 @@ constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;
 const std::pair<const char*, Subcommand> SUBCOMMANDS[] = {
     {"train", TRAIN}, {"eval", EVAL}, {"sample", SAMPLE}, {"plan", PLAN}};
 
-constexpr int AUTO = -1;                                 // --micro-batch auto
-constexpr int MAX_SEQUENCES = 1 << 15;                  // an index of attention's grid.z, at most 65535
-constexpr int ALL_GPUS = 0;                               // --gpus all
+constexpr int AUTO = -1;                 // --micro-batch auto
+constexpr int MAX_SEQUENCES = 1 << 15;   // of a micro-batch: attention's gridDim.z, which CUDA limits to 65535
+constexpr int ALL_GPUS = 0;              // --gpus all
 constexpr int MAX_GPUS = 1 << 16;
-constexpr int MAX_THREADS = 1024;                       // dev/cpu's maximum
-constexpr long MAX_STEPS = 1000000000000, MAX_STEP_TOKENS = MAX_STEPS;   // no sum or product of them overflows
+constexpr int MAX_THREADS = 1024;        // dev/cpu's maximum
+constexpr long MAX_STEPS = 1000000000000, MAX_STEP_TOKENS = MAX_STEPS;   // far above real runs; sums fit in a long
 
 struct Flag {
     const char* name;
@@ -127,10 +127,11 @@ std::vector<Flag> flag_table(Options& o);
 const std::pair<const char*, Subcommand>& parse_subcommand(const std::string& word);
 Options parse_options(Subcommand subcommand, const char* name, const std::vector<std::string>& args);
 
-// Returns the word after --help or -h, which may be empty; nothing if args do not ask for help.
+// Returns the word after --help or -h, empty if it is missing; nullopt if args do not ask for help.
 std::optional<std::string> help_topic(const std::vector<std::string>& args);
 size_t help_width();   // columns of the terminal
-// Returns the options of `subcommands`, or an explanation of `topic`, a flag. The topic "markdown" is gpt/options.md.
+// Returns the list of the options of `subcommands` or, if `topic` is not empty, help on it: a subcommand's list, a
+// flag's explanation, or gpt/options.md for the topic "markdown".
 std::string help_text(int subcommands, const std::string& topic = "", size_t width = help_width());
 std::string example_command(const Flag& flag);
 

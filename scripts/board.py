@@ -85,7 +85,7 @@ def export(kind, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("--wandb", metavar="PROJECT", help="write to this project of Weights & Biases instead of TensorBoard")
+    parser.add_argument("--wandb", metavar="PROJECT", help="write to this Weights & Biases project, not to TensorBoard")
     options = parse_arguments(parser)
     try:
         export(WeightsAndBiases if options.wandb else TensorBoard, options)

@@ -77,5 +77,5 @@ case $name in
         hub "models/$name" "openai-community/$name" config.json generation_config.json merges.txt model.safetensors \
             tokenizer.json tokenizer_config.json vocab.json
         printf 'next:\n    ./train_gpt sample --from models/%s --prompt "Once upon a time"\n' "$name" ;;
-    *) fail "NAME: expected one of those below, found '$name'"$'\n'"$usage" 2 ;;
+    *) fail "NAME: expected a name listed below, found '$name'"$'\n'"$usage" 2 ;;
 esac

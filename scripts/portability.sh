@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Builds the tests with other compilers and for other processors than make chooses, with warnings as errors, and runs
-# them. Prints a line for each configuration, then "N passed, N failed".
+# Builds and runs the tests with compilers and for processors other than those that make chooses. Warnings are errors. Prints a line for each configuration, then "N passed, N failed".
 #
 #   scripts/portability.sh            every configuration whose compiler is installed
 #   scripts/portability.sh NAME...    these configurations; a missing compiler is a failure

@@ -17,7 +17,7 @@ case ${1:-} in
 -h | --help) echo "$usage"; exit ;;
 shakespeare | openwebtext | hellaswag | fineweb-10BT | fineweb-100BT | fineweb-edu-10BT | fineweb-edu-100BT) ;;
 *)
-    printf "prepare: CORPUS: expected one of those below, found '%s'\n%s\n" "${1:-}" "$usage" >&2
+    printf "prepare: CORPUS: expected a corpus listed below, found '%s'\n%s\n" "${1:-}" "$usage" >&2
     exit 2
     ;;
 esac

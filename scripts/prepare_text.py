@@ -31,7 +31,7 @@ START = None            # marks the start of a document in lists of texts; becom
 # ---- reading: each function yields START and texts
 
 def read_text(path):
-    """Yields START and pieces of a text file, cut where the cut does not change the tokens: before a space or line break
+    """Yields START and pieces of a text file, cut where a cut does not change the tokens: before a space or line break
     that ends a word. GPT-2 splits text into words before it merges bytes to tokens, and a word that is not white space
     has a space only at its start."""
     with open(path, encoding="utf-8", newline="") as file:
@@ -134,7 +134,7 @@ def token_batches(options, skip=0):
     tokenizer.encode_special_tokens = True      # <|endoftext|> within a document is text
     end = tokenizer.token_to_id(END_OF_TEXT)
     if end is None:
-        fail(f"--tokenizer {options.tokenizer}: expected the token {END_OF_TEXT}, which separates documents; found none")
+        fail(f"--tokenizer {options.tokenizer}: expected the token {END_OF_TEXT} to separate documents, found none")
     for batch in itertools.islice(text_batches(options), skip, None):
         ids = iter(encode(tokenizer, [item for item in batch if item is not START]))
         tokens = array.array("H")
@@ -239,7 +239,8 @@ def parse():
                         help="gpt2; a folder with tokenizer.json, such as models/gpt2; nanogpt: each FILE holds tokens")
     parser.add_argument("--out-prefix", required=True, metavar="PREFIX",
                         help="writes PREFIX_train_000000.bin ... and PREFIX_val_000000.bin ...")
-    parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N", help="tokens per shard (default: 100 million)")
+    parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
+                        help="tokens per shard (default: 100 million)")
     parser.add_argument("--val-fraction", type=float, default=0.0, metavar="F",
                         help="write this fraction of the tokens, from the end, to PREFIX_val_*.bin; keeps all tokens "
                              "in memory (default: 0)")

@@ -66,10 +66,10 @@ def memory():
 
 # ---- make inspect
 
-# The access of each kernel that is drawn.
+# For each kernel of the picture, the access that is drawn.
 SITES = {"transpose_naive": ("global", "store"), "transpose_tile": ("shared", "load"),
          "transpose_swizzle": ("shared", "load")}
-# Columns of the table: x of the right edge; of the first, of the left edge.
+# Columns of the table, with x of their right edge; of the first column, its left edge.
 COLUMNS = {"kernel": 0, "threads": 250, "sectors": 340, "wavefr.": 430, "lanes": 510, "races": 590}
 
 

@@ -43,7 +43,7 @@ class Run:
 
 
 def read_run(folder):
-    """Returns the run in `folder` as far as it is logged. The text after the last newline is ignored: that line is still
+    """Returns the run in `folder` as far as it is logged. Text after the last newline is ignored: that line is still
     being written. If the step number goes back, the run resumed from a checkpoint, and the later steps that were logged
     before are dropped. A loss of null is NaN."""
     path = os.path.join(folder, "log.jsonl")
@@ -96,7 +96,7 @@ def all_ended(runs, options):
 
 
 def follow(options):
-    """Yields the list of runs once. With --watch, yields the runs that have logged a step, whenever a log changes, until
+    """Yields the list of runs once. With --watch, yields the runs that have logged a step whenever a log changes, until
     all runs have logged their last step."""
     if not options.watch:
         runs = [read_run(folder) for folder in options.runs]
@@ -120,7 +120,7 @@ def parse_arguments(parser):
     """Parses the command line, after adding the options that plot.py and board.py share."""
     parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER", help="a run's --out folder, holding log.jsonl")
     parser.add_argument("--watch", action="store_true", help="update the output until all runs have ended")
-    parser.add_argument("--every", type=float, metavar="SECONDS", help="with --watch: interval of updates (default: 10)")
+    parser.add_argument("--every", type=float, metavar="SECONDS", help="with --watch: time between updates (default: 10)")
     options = parser.parse_args()
     if options.every is not None and not (options.watch and options.every > 0):
         parser.error(f"--every {options.every:g}: expected more than 0 seconds, together with --watch")

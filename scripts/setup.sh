@@ -6,7 +6,7 @@
 #   scripts/setup.sh gpu    the GPU build: g++, make, nlohmann/json, PCRE2. The CUDA toolkit is checked
 #                           but never installed, because its version must match the driver.
 #
-# CXX=... names another compiler than g++; it must be installed. The script never asks for a password: without apt-get
+# CXX=... names a compiler other than g++; it must be installed. The script never asks for a password: without apt-get
 # or the right to use it, the script prints the command to type and exits with 2.
 set -euo pipefail
 

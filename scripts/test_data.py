@@ -105,7 +105,7 @@ def made_text(draw, words):
 
 
 def make_root():
-    """Copies the scripts to the current folder, and writes a small tokenizer to models/tiny and GPT-2's to models/full."""
+    """Copies the scripts here, and writes a small tokenizer to models/tiny and GPT-2's to models/full."""
     shutil.copytree(HERE, "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     write("data/shakespeare.txt", content(os.path.join(ROOT, "data", "shakespeare.txt")))
     tiny = tokenizers.ByteLevelBPETokenizer()

@@ -33,7 +33,7 @@ def load_tokenizer(name):
         from huggingface_hub import hf_hub_download
         from tokenizers import Tokenizer
     except ImportError as error:
-        fail(f"{error}; --tokenizer needs the packages tokenizers and huggingface_hub: pip install -r scripts/requirements.txt")
+        fail(f"{error}; --tokenizer needs tokenizers and huggingface_hub: pip install -r scripts/requirements.txt")
     path = os.path.join(name, "tokenizer.json")
     if name == "gpt2" and not os.path.exists(path):
         try:
