@@ -11,7 +11,7 @@ README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "README.md")
 PICTURES = """Global memory: the lanes of the warp above, the 32-byte sectors that they access below. Hatched bytes are
 transferred but not requested. Shared memory: one column per bank, one row per 128 bytes. Numbers are lanes; + means
 that several lanes access the same word, which is not a conflict. 8-byte accesses are split into half warps, 16-byte
-ones into quarters. A red frame marks a bank conflict: one part needs several rows of the bank, one wavefront each."""
+ones into quarter warps. A red frame marks a bank conflict: lanes need several rows of a bank, one wavefront each."""
 LEVELS = (1.05, 2, 4, 8)        # the ratios up to which a colour is used: neutral first, then one for each doubling
 
 STYLE = """

@@ -11,7 +11,7 @@ mistakes without a warning. A kernel is sound if, on every path through it,
   2. every register of an operand A was last written by a conversion to BF16;
   3. no product is in flight when the kernel ends, and local memory is not used.
 
-Not checked: whether it is the right conversion, and shared memory. An unknown instruction, jump or wait is an error,
+Shared memory is not checked, nor whether a conversion is the right one. An unknown instruction, jump or wait is an error,
 because it might hide a fault.
 Exit status: 0 all kernels are sound, 1 a kernel is not sound, 2 the listing lacks a kernel.
 """
@@ -73,7 +73,7 @@ WIDE = r"(?!.*\.(64|128|256|WIDE|[USF]64)\b)"   # none of the modifiers for seve
 ACCESS = r"(\.(E|[US](8|16)|64|128|CONSTANT|STRONG|CTA|GPU|SYS|BYPASS|EF|EL|LU))*"
 SINGLE = """BMSK BREV F2F F2FP FADD FFMA FLO FMNMX FMUL FRND FSEL FSET HADD2 HFMA2 HMUL2 HSET2 I2FP IABS IADD3 IMNMX LEA
     LOP3 MATCH MOV MUFU P2R POPC PRMT S2R SEL SGXT SHFL VIADD VIADDMNMX VIMNMX VOTE""".split()
-WIDTHS = [   # the first pattern that matches; N: 1, 2 or 4 by .64 or .128
+WIDTHS = [   # the first pattern that matches counts; N: 1, with .64 2, with .128 4
     (rf"LD[CGLS]{ACCESS}", ("N",)),
     (rf"ST[GLS]{ACCESS}", (0, "N")),
     (r"ATOMG\.E\.INC\.STRONG\.GPU", (1, 1)),
