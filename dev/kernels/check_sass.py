@@ -11,8 +11,8 @@ mistakes without a warning. A kernel is sound if, on every path through it,
   2. every register of an operand A was last written by a conversion to BF16;
   3. no product is in flight when the kernel ends, and local memory is not used.
 
-Shared memory is not checked, nor whether a conversion is the right one. An unknown instruction, jump or wait is an error,
-because it might hide a fault.
+Shared memory is not checked, nor whether a conversion is the right one. An unknown instruction, jump or wait is an
+error, because it might hide a fault.
 Exit status: 0 all kernels are sound, 1 a kernel is not sound, 2 the listing lacks a kernel.
 """
 import argparse

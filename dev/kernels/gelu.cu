@@ -43,7 +43,7 @@ __device__ __forceinline__ float by_exp(float x) {
 // Each block processes a span of consecutive elements, and each of its threads several packs: fewer blocks are started
 // than in step 3, and a thread loads its next pack while it processes the current one. 2^x and 1/x are single
 // instructions of the special function unit. In step 3 a correctly rounded division takes ten instructions and a branch
-// for denormals, and __expf takes three more for denormals: together half of the kernel's instructions.
+// for denormals, and __expf takes three more: half of the instructions, with 8 elements per pack.
 
 template <float (*S)(float), int WIDTH> __global__ void forward_kernel(floatX* out, const floatX* inp, size_t n) {
     const size_t i = my_index(WIDTH);

@@ -132,8 +132,8 @@ void study_forward(Study& study, const Size& s) {
 // ==== backward ===============================================================
 
 // ---- 1: one thread per row for dinp, one thread per column for dw and db ----
-// Two kernels, which both read dout and inp. The second one's loads are coalesced, but it has only C threads, each of
-// which loops over all N rows. An H100 holds 2,048 threads on each of 132 multiprocessors.
+// Two kernels, which both read dout and inp. The column kernel's loads are coalesced, but it has only C threads, each
+// of which loops over all N rows. An H100 holds 2,048 threads on each of 132 multiprocessors.
 
 __global__ void rows_kernel(floatX* dinp, const floatX* dout, const floatX* inp, const floatX* w, const float* mean,
                             const float* rstd, Size s) {
