@@ -1,8 +1,8 @@
 // Harness of the studies in this folder: arrays, the check against a reference loop, timing, tables, main.
 //
 // A study develops one layer, step by step, from a naive kernel to the kernel that train_gpt.cu trains with. It is a
-// program that compares each step's results with those of a loop in double precision, at odd sizes and at the size that
-// is timed, and then prints a table with the gain of each step.
+// program that compares each step's results with those of a loop in double precision, at irregular sizes and at the
+// size that is timed, and then prints a table with the gain of each step.
 //
 //     void study_forward(Study& study, size_t n) {
 //         Case c(study, "gelu forward", format("n %zu", n), bytes(2 * n * sizeof(floatX)));   // minimum traffic
@@ -187,8 +187,8 @@ struct Row { std::string step; double seconds = 0, error = 0; Traffic traffic = 
 struct Table { std::string title, size; MinimumWork minimum; std::vector<Row> rows; };
 
 struct Study {
-    // Calls each f(study, size), first at the odd sizes to check the results, then at the size of the table: `on_a_gpu`
-    // to time the steps, or on a CPU `on_a_cpu` to count their memory accesses.
+    // Calls each f(study, size), first at the `odd` sizes to check the results, then at the size of the table:
+    // `on_a_gpu` to time the steps, or on a CPU `on_a_cpu` to count their memory accesses.
     template <typename Size, typename... F>
     void at_sizes(std::initializer_list<Size> odd, Size on_a_gpu, Size on_a_cpu, F... f) {
         timing = false;
