@@ -510,12 +510,15 @@ private:
 // ==== column sums ============================================================
 // Bias and LayerNorm gradients are sums over all N rows. A fixed order without atomics takes two steps:
 //
-//     rows 0, blocks, 2 blocks, ...     ->  block 0 sums them  ->  partials[0]  \                       (grid of rows)
-//     rows 1, blocks + 1, ...           ->  block 1 sums them  ->  partials[1]   >  grad += their sum   (add_partials)
-//     ...                                   ...                    ...          /   in the order 0, 1, ...
+//     rows 0, blocks, 2 blocks, ...     ->  block 0 sums them  ->  partials[0]  \                      (grid of rows)
+//     rows 1, blocks + 1, ...           ->  block 1 sums them  ->  partials[1]   >  grad += their sum  (add_partials)
+//     ...                                   ...                    ...          /
 //
-// mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS neighbouring threads read one row of partials.
-//           Shuffles add the sums of a warp's threads, and the first threads add those of the warps, in order
+// order     add_partials adds in a fixed tree: a thread sums every (blockDim.x / ACROSS)-th partial, shuffles add the
+//           threads of a warp, and the warps are added to the old gradient in the order 0, 1, ... The number of
+//           partials depends only on N
+// mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS neighbouring threads read one row of partials
+// used      bias_backward (qkvb, fcb) and layernorm_backward (w, b, and the biases attprojb, fcprojb)
 // cost      the partials, at most MAX_PARTIALS rows of FP32, stay in the L2 cache
 
 constexpr size_t MAX_PARTIALS = 1024;
@@ -2093,16 +2096,16 @@ ActivationRow row_of(TensorBase& tensor, const char* name, DType dtype, std::vec
 }
 
 // With fp8-all backward reads the FP8 tensors of forward, so each layer has a copy; otherwise one copy is enough.
-// `none`, `selective`: see activation_table(). Weights are followed by their transposed copies.
-std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t none, size_t selective) {
+// only_none, except_full: see activation_table(). Weights are followed by their transposed copies.
+std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t only_none, size_t except_full) {
     const size_t N = s.N(), C = s.config.channels, L = s.config.layers;
     const bool all = s.matmul == MatmulIn::FP8_ALL;
-    if (!all) none = selective = 1;
+    if (!all) only_none = except_full = 1;
     std::vector<ActivationRow> rows = {
-        row_of(a.ln1_8,     "ln1_8",     DType::E4M3, {N, C},     none),
-        row_of(a.att_8,     "att_8",     DType::E4M3, {N, C},     selective),
-        row_of(a.ln2_8,     "ln2_8",     DType::E4M3, {N, C},     none),
-        row_of(a.gelu_8,    "gelu_8",    DType::E4M3, {N, 4 * C}, none),
+        row_of(a.ln1_8,     "ln1_8",     DType::E4M3, {N, C},     only_none),
+        row_of(a.att_8,     "att_8",     DType::E4M3, {N, C},     except_full),
+        row_of(a.ln2_8,     "ln2_8",     DType::E4M3, {N, C},     only_none),
+        row_of(a.gelu_8,    "gelu_8",    DType::E4M3, {N, 4 * C}, only_none),
         row_of(a.dqkv_8,    "dqkv_8",    DType::E5M2, {N, 3 * C}, 1),
         row_of(a.dres_8,    "dres_8",    DType::E5M2, {N, C},     1),
         row_of(a.dfc_8,     "dfc_8",     DType::E5M2, {N, 4 * C}, 1),
@@ -2120,24 +2123,25 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const bool training = s.purpose == Purpose::TRAINING;
     // A copy for each layer in recompute modes up to `last`, otherwise one for all layers: see section "recompute".
     auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
-    const size_t always = kept(Recompute::FULL), selective = kept(Recompute::SELECTIVE), none = kept(Recompute::NONE);
-    const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : selective;
-    const size_t in_floatX = s.matmul == MatmulIn::FP8_ALL ? 1 : none;   // with fp8-all backward reads these in FP8
+    const size_t always = kept(Recompute::FULL), except_full = kept(Recompute::SELECTIVE);
+    const size_t only_none = kept(Recompute::NONE);   // --recompute none keeps these tensors, the other modes do not
+    const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : except_full;
+    const size_t in_floatX = s.matmul == MatmulIn::FP8_ALL ? 1 : only_none;   // with fp8-all backward reads FP8
     auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) {
         return row_of(tensor, name, s.precision, std::move(shape), copies);
     };
     std::vector<ActivationRow> rows = {
         rowX(a.res1,     "res1",     {N, C},     always),
         rowX(a.ln1,      "ln1",      {N, C},     in_floatX),
-        row (a.ln1_mean, "ln1_mean", {N},        none),
-        row (a.ln1_rstd, "ln1_rstd", {N},        none),
+        row (a.ln1_mean, "ln1_mean", {N},        only_none),
+        row (a.ln1_rstd, "ln1_rstd", {N},        only_none),
         rowX(a.qkv,      "qkv",      {N, 3 * C}, cached),
-        rowX(a.att,      "att",      {N, C},     selective),
-        rowX(a.res2,     "res2",     {N, C},     selective),
+        rowX(a.att,      "att",      {N, C},     except_full),
+        rowX(a.res2,     "res2",     {N, C},     except_full),
         rowX(a.ln2,      "ln2",      {N, C},     in_floatX),
-        row (a.ln2_mean, "ln2_mean", {N},        none),
-        row (a.ln2_rstd, "ln2_rstd", {N},        none),
-        rowX(a.fc,       "fc",       {N, 4 * C}, selective),
+        row (a.ln2_mean, "ln2_mean", {N},        only_none),
+        row (a.ln2_rstd, "ln2_rstd", {N},        only_none),
+        rowX(a.fc,       "fc",       {N, 4 * C}, except_full),
         rowX(a.gelu,     "gelu",     {N, 4 * C}, in_floatX),
         rowX(a.sub_out,  "sub_out",  {N, C},     1),
         rowX(a.resf,     "resf",     {N, C},     1),
@@ -2152,9 +2156,9 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         row (a.counter,  "counter",  {1},        1, Category::WORKSPACE),
     };
     auto append = [&](const std::vector<ActivationRow>& more) { rows.insert(rows.end(), more.begin(), more.end()); };
-    if (s.matmul != MatmulIn::FLOATX) append(fp8_table(a, s, none, selective));
-    if (s.attention == Attention::FLASH) append({row(a.lse, "lse", {B, NH, T}, selective)});
-    else append({rowX(a.scores, "scores", {B, NH, T, T}, none), rowX(a.probs, "probs", {B, NH, T, T}, none)});
+    if (s.matmul != MatmulIn::FLOATX) append(fp8_table(a, s, only_none, except_full));
+    if (s.attention == Attention::FLASH) append({row(a.lse, "lse", {B, NH, T}, except_full)});
+    else append({rowX(a.scores, "scores", {B, NH, T, T}, only_none), rowX(a.probs, "probs", {B, NH, T, T}, only_none)});
     if (training) {
         const size_t columns = 4 * C;   // of fc's bias, the widest
         append({
@@ -2469,7 +2473,9 @@ Operands operands(const Model& m, size_t l) { return operands(m, l, whole_batch(
 //
 //     delayed   amax of the last 16 steps -> scale -> the kernel that computes x writes x and q, and records the amax
 //     current   the kernel that computes x writes x and records the amax -> scale -> another kernel reads x, writes q
-// Kernels record the amax in ~Writer. Weights use current scaling in both modes; fp8_amax_kernel records their amax.
+// The kernel that computes x records its amax in ~Writer (gpt/fp8.cuh). Three kinds of x have kernels of their own:
+// weights, which use current scaling in both modes, fp8_amax_kernel; the outputs of naive attention and of mma backward
+// fp8_quantise_kernel (delayed) or fp8_amax_kernel (current).
 
 #include "gpt/fp8.cuh"   // Writer's functions, fp8_quantise(), fp8_transpose(), quantise_weights(), fp8_scales()
 
@@ -2602,8 +2608,9 @@ template <Want WANT> void head(Model& m, const int* targets, float mean, size_t 
 
 // ==== recompute ==============================================================
 // Recomputes the activations that forward did not keep, by the same numbered lines from the same values, so with the
-// same bits. selective drops ln1, ln2, their mean and rstd, gelu and naive attention's scores and probs; full drops all
-// but res1. activation_table() sets the numbers of copies; nothing else in forward or backward depends on --recompute.
+// same bits. selective drops ln1, ln2, their mean and rstd, gelu and naive attention's scores and probs (with fp8-all
+// ln1_8, ln2_8 and gelu_8 instead of ln1, ln2 and gelu); full drops all but res1. activation_table() sets the numbers of
+// copies; nothing else in forward or backward depends on --recompute.
 
 void recompute_block(Model& m, size_t l) {
     if (l + 1 == static_cast<size_t>(m.config.layers)) return;   // the shared copies still hold the last layer
