@@ -395,7 +395,7 @@ static unsigned wgmma_actor(unsigned warp) { return first_engine + ENGINES + war
 // ==== races ==============================================================================================
 
 // CUDA C++ Programming Guide, "SIMT Architecture": which thread performs the final write is undefined.
-constexpr const char* ONE_INSTRUCTION = "lanes of one instruction: any may be last; safe if all store the same value";
+constexpr const char* ONE_INSTRUCTION = "lanes of one instruction, in undefined order; safe if all values are equal";
 
 // A new access, which is compared with earlier ones, and the entry that it adds to the shadow memory.
 struct NewAccess {
@@ -1046,8 +1046,8 @@ void arrived(const void* barrier, const void* site)
 }
 
 // Ends a phase of an mbarrier; the TMA copies that the phase counts have completed too. A wait names only the parity of
-// a phase: a thread that waits for the previous phase must have seen it complete by now. If this phase completes first,
-// the wait sees the same parity as before the previous phase, and blocks until the next phase completes.
+// a phase: a thread that waits for the previous phase must have seen its end by now. Otherwise the wait may begin after
+// this phase ends, sees the same parity as before the previous phase, and blocks until the next phase ends.
 void phase_completed(const void* barrier, unsigned parity)
 {
     if (!recording) return;
@@ -1058,7 +1058,7 @@ void phase_completed(const void* barrier, unsigned parity)
         if (!ends.covers(waiter.thread / LANES * LANES, 1u << waiter.thread % LANES, waiter.step))
             add_race(Space::SHARED, 0, {waiter.site, Access::LOAD, waiter.thread, block},
                      {waiter.site, Access::STORE, current, block},
-                     "the wait may start after the next phase has completed too, and then blocks");
+                     "the wait may begin after the next phase too: it then sees the old parity and blocks");
     sync.waiters.clear();
     sync.phases++;
     sync.arriving = join({{sync.arriving, first_engine + sync.slot, sync.phases}}, actors());
