@@ -176,7 +176,7 @@ def one_setting(page, train_gpt, rejected=False):
 def presets(page, train_gpt, models):
     """Checks that the page has plan's models, and that each slider sets its number."""
     message = run_plan(train_gpt, "./train_gpt plan --model ?")[2]
-    if f"one of {', '.join(models)}, found" not in message:
+    if f"expected one of {', '.join(models)}" not in message:
         yield f"the page has {models}; {message}"
     for name, exponent in (("seqlen", 7), ("microbatch", 3), ("gpus", 5)):
         page.fill(f"#{name}-slider", str(exponent))
