@@ -49,7 +49,7 @@ Safetensors::Safetensors(const std::string& path) : file_(path) {
     }
     size_t sum = 0;
     for (const auto& [name, entry] : entries_) sum += entry.bytes;
-    if (sum != bytes) fail(format("tensors of %zu bytes together, but the file has %zu for them", sum, bytes));
+    if (sum != bytes) fail(format("the tensors have %zu bytes together, but the file has %zu for them", sum, bytes));
 }
 
 const Safetensors::Entry& Safetensors::at(const std::string& name) const {

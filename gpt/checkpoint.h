@@ -86,7 +86,7 @@ private:
     void read_index(const std::string& dir);
     void require_tied(const std::string& head) const;
 
-    std::string path_, prefix_;   // of the file that lists the tensors
+    std::string path_, prefix_;   // path_: of the file that lists the tensors
     std::map<std::string, Safetensors> files_;
     std::map<std::string, const Safetensors*> tensors_;
 };

@@ -321,7 +321,7 @@ template uint64_t whole_number(const json&, const char*, const std::string&);
 
 json read_record(const std::string& line, const std::string& source) {
     const json record = parse_json<json>(line, source);
-    if (!record.is_object()) throw UserError("%s: no JSON object", source.c_str());
+    if (!record.is_object()) throw UserError("%s: expected a JSON object", source.c_str());
     return record;
 }
 

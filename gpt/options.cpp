@@ -20,19 +20,19 @@ static std::string joined(const std::vector<std::string>& words, const char* sep
 }
 
 static Flag text(const char* name, int subcommands, const char* placeholder, std::string& to, const char* example,
-                      const char* text) {
+                 const char* text) {
     auto parse = [&to](const std::string& s) { return !(to = s).empty(); };
     return {name, subcommands, placeholder, placeholder, example, text, parse, [&to] { return json(to); }};
 }
 
-// The device uses a double as FP32, so the default bound is FP32's.
+// Valid values; by default at least 0. Doubles end at FP32's maximum, because the device uses them in FP32.
 template <typename T> struct Range {
     T least = 0, most = std::numeric_limits<std::conditional_t<std::is_integral_v<T>, T, float>>::max();
 };
 
 template <typename T>
 static Flag number(const char* name, int subcommands, const char* placeholder, T& to,
-                        std::common_type_t<Range<T>> range, const char* example, const char* text) {
+                   std::common_type_t<Range<T>> range, const char* example, const char* text) {
     std::string values = std::is_integral_v<T> ? "a whole number" : "a number";
     values += format(range.most < Range<T>().most ? " from %.13g to %.13g" : ", at least %.13g", double(range.least),
                      double(range.most));
@@ -47,7 +47,7 @@ static Flag number(const char* name, int subcommands, const char* placeholder, T
     return {name, subcommands, placeholder, values, example, text, parse, value};
 }
 
-// Returns a flag that also accepts `word`.
+// Returns `flag`, which then also accepts `word`, for which it sets `to` to `meaning`.
 template <typename T> static Flag or_word(const char* word, T& to, T meaning, Flag flag) {
     flag.placeholder = format("%s|%s", word, flag.placeholder.c_str());
     flag.values = format("%s or %s", word, flag.values.c_str());
@@ -59,7 +59,7 @@ template <typename T> static Flag or_word(const char* word, T& to, T meaning, Fl
     return flag;
 }
 
-// A size in bytes; 0: not given.
+// Returns a flag for a size in bytes. `to` is 0 if the flag is not given.
 static Flag size(const char* name, int subcommands, double& to, const char* example, const char* text) {
     auto parse = [&to](const std::string& s) {
         for (const auto& [unit, factor] : {std::pair{"GiB", 0x1p30}, {"MiB", 0x1p20}, {"GB", 1e9}, {"MB", 1e6}}) {
@@ -76,7 +76,7 @@ static Flag size(const char* name, int subcommands, double& to, const char* exam
 
 template <typename E>
 static Flag choice(const char* name, int subcommands, E& to, std::vector<std::string> names, const char* example,
-                        const char* text) {
+                   const char* text) {
     auto parse = [&to, names](const std::string& s) {
         const auto found = std::find(names.begin(), names.end(), s);
         if (found == names.end()) return false;
@@ -94,7 +94,7 @@ static Flag toggle(const char* name, int subcommands, bool& to, const char* exam
 }
 
 // ---- the table ----------------------------------------------------------------------------------
-// Groups and flags are in the order of --help: in a group the most used flags come first.
+// Groups and flags are in the order of --help: the most used flags of a group come first.
 
 std::vector<Flag> flag_table(Options& o) {
     const std::pair<const char*, std::vector<Flag>> groups[] = {{"model", {
@@ -332,7 +332,7 @@ static Explanation explain(const Flag& flag) {
 }
 
 // Returns `line` and the words of `text`, broken into lines of at most `width` columns. Words are indented by `indent`
-// columns; they begin on a new line if `line` is longer than that. `ending`: of each line but the last.
+// columns; they begin on a new line if `line` is longer than that. Each line but the last ends with `ending`.
 static std::string wrapped(std::string line, const std::string& text, size_t indent, size_t width,
                            const std::string& ending = "\n") {
     std::string lines;
@@ -398,7 +398,7 @@ static std::string markdown(const std::vector<Flag>& flags) {
     return text;
 }
 
-const char* const USAGE[] = {   // of SUBCOMMANDS
+const char* const USAGE[] = {   // in the order of SUBCOMMANDS
     "[train] --data PATTERN [options]", "eval --from DIR [--data PATTERN] [--hellaswag FILE] [options]",
     "sample --from DIR [--prompt TEXT] [options]", "plan [options]"};
 

@@ -11,7 +11,7 @@
 
 #include "files.h"
 
-enum class DType { FP32, BF16, FP16, E4M3, E5M2 };   // the last two are operands of matmuls only
+enum class DType { FP32, BF16, FP16, E4M3, E5M2 };   // the last two, FP8, are operands of matmuls only
 enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // instructions of flash attention; WGMMA: Hopper only
 constexpr std::array<const char*, 4> TENSOR_CORE_NAMES = {"auto", "none", "mma", "wgmma"};
 enum class Recompute { NONE, SELECTIVE, FULL };

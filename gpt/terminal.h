@@ -14,7 +14,7 @@ std::string grouped(long n);              // 1,003,855
 std::string clock_text(double seconds);   // 1:02:03, from a day on 2d 03:04
 
 struct StepResult {
-    double loss, norm, lr, seconds, tokens_per_s, mfu, hfu, loss_scale;
+    double loss, norm, lr, seconds, tokens_per_s, mfu, hfu, loss_scale;   // mfu, hfu: model, hardware FLOPs utilisation
     bool is_finite;   // whether loss and norm are finite, or the step was skipped
 };
 
@@ -41,7 +41,7 @@ class Printer {
 public:
     explicit Printer(FILE* to) : to_(to) {}
     void stop_at(const std::string& text) { stop_ = text; }   // `text` and everything after it are not printed
-    bool add(const std::string& bytes);                       // returns false once that text has appeared
+    bool add(const std::string& bytes);                       // returns false once the stop text has appeared
     void end() { print(pending_.size()); }
 
 private:

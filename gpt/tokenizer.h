@@ -1,8 +1,8 @@
-// Converts text to tokens and back: GPT-2's byte-level BPE, read from the files that transformers writes.
+// Converts text to tokens and back: GPT-2's byte-level BPE (byte pair encoding), from the files that transformers writes.
 //
 // Encoding splits a text into words with GPT-2's pattern. The tokens of a word are at first its bytes. Then the pair of
-// neighbouring tokens with the lowest rank in the merge table becomes one token (the leftmost of equal pairs), and this
-// repeats until no neighbours are in the table. Decoding concatenates the tokens' bytes.
+// neighbouring tokens with the lowest rank in the merge table becomes one token (the leftmost of equal pairs). This
+// repeats until no pair of neighbours is in the table. Decoding concatenates the tokens' bytes.
 //
 // Any bytes can be encoded. A byte outside a valid UTF-8 character is treated as a character that is neither a letter
 // nor a number nor white space. Since all 256 bytes are tokens, decode(encode(bytes)) == bytes.

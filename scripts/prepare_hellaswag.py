@@ -3,8 +3,8 @@
 
     scripts/prepare_hellaswag.py --tokenizer gpt2 hellaswag_val.jsonl hellaswag_val.bin
 
-A question has a context and four endings, one of them correct. As in llm.c, "ctx" is tokenized as it is, and each
-ending with a space in front. A model's answer is the ending with the lowest mean loss.
+A question has a context and four endings, one of them correct. As in llm.c, "ctx" is tokenized unchanged, and each
+ending with a space before it. A model's answer is the ending with the lowest mean loss.
 """
 import argparse
 import json

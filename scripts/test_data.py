@@ -37,7 +37,7 @@ INSTALL = "pip install -r scripts/requirements.txt"
 
 
 def environment(**more):
-    path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]     # python3 and hf of this virtual environment
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]     # the virtual environment's programs
     return {**os.environ, "PATH": path, "no_proxy": "127.0.0.1", "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1", **more}
 
@@ -58,7 +58,7 @@ def said(done):
 
 
 def expect_ends(done, code, words, text, lines=1):
-    """Expects an exit code, and all of `words` in the messages on stderr, which have `lines` lines (None: any number)."""
+    """Expects an exit code, and all of `words` in the messages on stderr. lines: their number of lines (None: any)."""
     expect(done.returncode == code and all(word in done.stderr for word in words)
            and lines in (None, done.stderr.count("\n")), text, said(done))
 
@@ -146,7 +146,7 @@ def make_sources(folder):
 def test_tokens():
     text = f"O my lord, 東京 {END_OF_TEXT} 7,000\n"
     encoded = script("tokens.py", "encode", "--tokenizer", "models/tiny", text)
-    expect(encoded.stdout.split().count("0") == 1, "tokens.py encodes <|endoftext|> in a prompt as one token", said(encoded))
+    expect(encoded.stdout.split().count("0") == 1, "tokens.py encodes <|endoftext|> as one token", said(encoded))
     decoded = script("tokens.py", "decode", "--tokenizer", "models/tiny", encoded.stdout.strip())
     expect(decoded.stdout == text + "\n", "tokens.py decode returns the encoded text", said(decoded))
     for package, name, options in (("tokenizers", "tokens.py", ["encode", "x"]),
@@ -157,7 +157,7 @@ def test_tokens():
         expect_ends(script(name, *options, PYTHONPATH=os.path.abspath(f"without/{package}")), 2,
                     [INSTALL], f"without {package}, {name} prints how to install it")
     expect_ends(script("tokens.py", "encode", "x", HF_HUB_OFFLINE="1", HF_HOME="none"), 1,
-                ["openai-community/gpt2", "models/gpt2"], "offline, tokens.py names the file to download and its folder")
+                ["openai-community/gpt2", "models/gpt2"], "offline, tokens.py names the file to download and a folder")
     expect_ends(script("tokens.py", "encode", "x", "--tokenizer", "nowhere"), 2, ["--tokenizer nowhere",
                 "tokenizer.json"], "a missing tokenizer is rejected with its name")
     expect_ends(script("tokens.py", "decode", "1 x", "--tokenizer", "models/tiny"), 2, ["'x'", "token ids"],
@@ -177,7 +177,7 @@ def test_gpt2_vocabulary():
 # ---- prepare_text.py
 
 def killed_and_resumed(out, how):
-    """Repeats prepare_text.py and kills it after each new line of output, until it ends by itself. Returns the number of
+    """Repeats prepare_text.py and kills it after each new line of output, until it ends by itself. Returns the count of
     kills."""
     seen = set()
     for _ in range(20):
@@ -291,7 +291,8 @@ def test_download():
     expect_ends(fetching("download.sh", "fineweb-edu", "2"), 1, ["has no edu_fineweb_train_000002.bin"],
                 "a missing shard is an error with its name", lines=None)
     for count in ("1002", "0", "x"):
-        expect_ends(script("download.sh", "fineweb-edu", count), 2, [f"'{count}'", "1 to 1001"], f"SHARDS {count} is rejected")
+        expect_ends(script("download.sh", "fineweb-edu", count), 2, [f"'{count}'", "1 to 1001"],
+                    f"SHARDS {count} is rejected")
     for name, words in (("gpt2-xl", ["huggingface.co/openai-community/gpt2-xl", "model.safetensors", "models/gpt2-xl"]),
                         ("openwebtext", ["datasets/Skylion007/openwebtext", "*.parquet", "data/openwebtext/source"]),
                         ("fineweb-100BT", ["HuggingFaceFW/fineweb", "sample/100BT", "data/fineweb-100BT/source"]),
@@ -341,7 +342,8 @@ def test_finetune(ours):
     shutil.copytree(os.path.join(ROOT, "data", "reference", "hf_tiny"), "hf_tiny")
     for variables, words in (({"FROM": "models/gpt2-xl"}, "scripts/download.sh gpt2-xl"),
                              ({"DATA": "data/none", "FROM": "hf_tiny"}, "scripts/prepare.sh shakespeare")):
-        expect_ends(script("finetune_shakespeare.sh", **variables), 2, [words], f"finetune_shakespeare.sh without its input names {words}")
+        expect_ends(script("finetune_shakespeare.sh", **variables), 2, [words],
+                    f"finetune_shakespeare.sh without its input names {words}")
     for split, first, count in (("train", 0, 18000), ("val", 18000, 2000)):
         write(f"data/cycle/x_{split}_000000.bin", shard_bytes([i % 50 for i in range(first, first + count)]))
     done = script("finetune_shakespeare.sh", "--seq-len", 32, "--total-batch", 256, FROM="hf_tiny", DATA="data/cycle")

@@ -86,12 +86,13 @@ def is_png(path):
 
 def test_log():
     run = read_run(log("partial", [run_line(100), *lines_of(60)], '{"step": 61, "lo'))
-    expect(run.last == 60 and not run.ended() and run.series("val_loss").keys() == {50}, "a last line without a newline is ignored")
+    expect(run.last == 60 and not run.ended() and run.series("val_loss").keys() == {50},
+           "a last line without a newline is ignored")
     tokens, seconds = run.progress()[60]
     expect(tokens == 60 * TOKENS and math.isclose(seconds, 1.2), "progress() sums tokens and seconds")
     run = read_run(log("resumed", [run_line(100), *lines_of(60), *lines_of(55, first=41, shift=1.0)]))
     expected = {s: step_line(s, shift=float(s > 40))["loss"] for s in range(1, 56)}
-    expect_equal(run.series("loss"), expected, "of a resumed run, the steps after the checkpoint replace the earlier ones")
+    expect_equal(run.series("loss"), expected, "the steps of a resumed run replace the earlier ones")
     expect_equal(run.progress()[55][0], 55 * TOKENS, "a repeated step counts once")
     run = read_run(log("sparse", [run_line(10), step_line(5), {**step_line(10), "loss": None}]))
     expect(run.progress()[10][0] == 10 * TOKENS and run.ended(), "progress() counts steps that were not logged")
@@ -107,8 +108,9 @@ def test_plot():
     a = log("first", [run_line(400), *lines_of(400)])
     b = log("second", [run_line(400), *lines_of(300, ms=30.0, shift=0.2, hellaswag=True)])
     expect_ends(start("plot.py", a), 0, f"{a}/plot.png", "without --out, plot.py writes plot.png to the run's folder")
-    expect(is_png(f"{a}/plot.png") and sorted(os.listdir(a)) == ["log.jsonl", "plot.png"], "plot.py leaves no temporary file")
-    expect_ends(start("plot.py", a, b, "--x", "time", "--out", "two.html"), 0, "two.html", "--out FILE.html writes a page")
+    expect(is_png(f"{a}/plot.png") and sorted(os.listdir(a)) == ["log.jsonl", "plot.png"],
+           "plot.py leaves no temporary file")
+    expect_ends(start("plot.py", a, b, "--x", "time", "--out", "two.html"), 0, "two.html", "--out x.html writes a page")
     with open("two.html", encoding="utf-8") as file:
         page = file.read()
     expect("data:image/png;base64," in page and "step 400 of 400" in page and "second: step 300" in page,
@@ -147,7 +149,7 @@ def test_figures():
     axis = plot.plot([read_run(log("spike", [run_line(100), *lines]))]).axes[-1]
     expect(axis.get_ylim()[1] < 1e5 and [*axis.lines[2].get_xdata()] == [11] and "1 faster" in axis.get_title("right"),
            "one very fast step is clipped and marked", str(axis.get_ylim()))
-    expect_equal([*plot.plot([small]).axes[0].lines[2].get_xdata()], [50, 100], "validation losses are drawn at their steps")
+    expect_equal([*plot.plot([small]).axes[0].lines[2].get_xdata()], [50, 100], "validation losses: at their steps")
 
 
 def test_watch():
@@ -213,7 +215,8 @@ def test_wandb():
     with open(glob.glob("e/wandb/offline-run-*/*.wandb")[0], "rb") as file:
         data = file.read()
     expected = ["tests", "loss/validation", *(json.dumps(step_line(step)["loss"]) for step in range(1, 51))]
-    expect_equal([text for text in expected if text.encode() not in data], [], "--wandb writes the project and each step's loss")
+    expect_equal([text for text in expected if text.encode() not in data], [],
+                 "--wandb writes the project and each step's loss")
 
 
 def test_missing():
