@@ -101,7 +101,7 @@ std::vector<Flag> flag_table(Options& o) {
         text("--model", TRAIN | PLAN, "NAME", o.model, "gpt2-medium",
              "Size of a new model, such as gpt2 or gpt3-350m. Names: gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
              "gpt3-125m, -350m, -760m, -1.3b, -2.7b, -6.7b, -13b; for plan also 1b, 7b, 70b and 405b. --layers, "
-             "--heads, --channels, --context and --vocab override parts of it."),
+             "--heads, --channels, --context and --vocab override its sizes."),
         text("--from", ALL, "DIR", o.from, "./train_gpt eval --from models/gpt2 --data data/shakespeare.txt",
              "Hugging Face GPT-2 folder to start from, evaluate or sample. It has config.json, model.safetensors and, "
              "for text, a tokenizer. A run's folder stands for its last checkpoint. Without --from, train initialises "
@@ -122,7 +122,7 @@ std::vector<Flag> flag_table(Options& o) {
         text("--val-data", TRAIN, "PATTERN", o.val_data, "data/shakespeare.txt",
              "Data for the validation loss (default: the end of --data)"),
         number("--val-fraction", TRAIN, "X", o.val_fraction, {0, 0.9}, "0.05",
-               "Fraction of --data for validation, without --val-data"),
+               "Fraction of --data for validation, unless --val-data is given"),
         choice("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "no", "Shuffle training windows; no: in file order"),
         text("--hellaswag", TRAIN | EVAL, "FILE", o.hellaswag,
              "./train_gpt eval --from data/reference/hf_tiny --hellaswag data/reference/hellaswag.bin",
@@ -134,7 +134,7 @@ std::vector<Flag> flag_table(Options& o) {
                 "Sequences per forward and backward pass. auto: as many as fit in memory and divide --total-batch.")),
         number("--total-batch", TRAIN | PLAN, "TOKENS", o.total_batch, {1, MAX_STEP_TOKENS}, "65536",
                "Tokens per optimizer step, over all GPUs (default: one micro-batch). Gradients accumulate over "
-               "micro-batches, so it is a multiple of micro-batch x sequence x GPUs."),
+               "micro-batches, so it must be a multiple of micro-batch x sequence x GPUs."),
         number("--seq-len", ALL, "T", o.seq_len, {1}, "512", "Tokens per sequence (default: the model's context)"),
         choice("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "selective",
                "Activations that backward recomputes, to save memory. selective: LayerNorm outputs and GELU; full: "
@@ -182,7 +182,7 @@ std::vector<Flag> flag_table(Options& o) {
         number("--checkpoint-every", TRAIN, "STEPS", o.checkpoint_every, {}, "--out runs/mine --checkpoint-every 500",
                "Steps between checkpoints; 0: never. If not 0, there is also one at the end."),
         number("--keep", TRAIN, "N", o.keep, {}, "--out runs/mine --keep 2",
-               "Number of checkpoints to keep, the newest; 0: all"),
+               "Number of newest checkpoints to keep; 0: all"),
         number("--sample-every", TRAIN, "STEPS", o.sample_every, {}, "100", "Steps between samples; 0: never. If not "
                "0, there is also one before the first step and one at the end."),
         text("--trace", TRAIN, "FILE", o.trace, "trace.json", "Write a Chrome trace of the first three steps, for "
@@ -224,7 +224,7 @@ std::vector<Flag> flag_table(Options& o) {
         choice("--overlap", TRAIN, o.overlap, {"off", "on"}, "--gpus 2 --overlap off",
                "Overlap communication with computation"),
         number("--timeout", TRAIN | EVAL, "SECONDS", o.timeout, {1}, "--gpus 2 --timeout 60",
-               "Abort the run if a rank makes no progress for this long"),
+               "Abort the run if a rank makes no progress for this many seconds"),
     }}, {"planning", {
         size("--gpu-memory", PLAN, o.gpu_memory, "80GB", "Memory of the GPU to plan for (default: this device's)"),
         choice("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"}, "fp16",

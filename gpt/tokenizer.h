@@ -1,4 +1,4 @@
-// Converts text to tokens and back: GPT-2's byte-level BPE (byte pair encoding), from the files that transformers writes.
+// Converts text to tokens and back: GPT-2's byte-level BPE (byte pair encoding), from transformers' files.
 //
 // Encoding splits a text into words with GPT-2's pattern. The tokens of a word are at first its bytes. Then the pair of
 // neighbouring tokens with the lowest rank in the merge table becomes one token (the leftmost of equal pairs). This

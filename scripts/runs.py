@@ -120,7 +120,8 @@ def parse_arguments(parser):
     """Parses the command line, after adding the options that plot.py and board.py share."""
     parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER", help="a run's --out folder, holding log.jsonl")
     parser.add_argument("--watch", action="store_true", help="update the output until all runs have ended")
-    parser.add_argument("--every", type=float, metavar="SECONDS", help="with --watch: time between updates (default: 10)")
+    parser.add_argument("--every", type=float, metavar="SECONDS",
+                        help="with --watch: time between updates (default: 10)")
     options = parser.parse_args()
     if options.every is not None and not (options.watch and options.every > 0):
         parser.error(f"--every {options.every:g}: expected more than 0 seconds, together with --watch")
