@@ -12,10 +12,10 @@
 
 constexpr size_t NONE = std::string::npos;
 
-static std::string joined(const std::vector<std::string>& words, const char* separator, const char* last) {
+static std::string joined(const std::vector<std::string>& words, const char* gap = ", ", const char* last = ", ") {
     std::string text;
     for (size_t i = 0; i < words.size(); i++)
-        text += (i == 0 ? "" : i + 1 < words.size() ? separator : last) + words[i];
+        text += (i == 0 ? "" : i + 1 < words.size() ? gap : last) + words[i];
     return text;
 }
 
@@ -51,10 +51,7 @@ static Flag number(const char* name, int subcommands, const char* placeholder, T
 template <typename T> static Flag or_word(const char* word, T& to, T meaning, Flag flag) {
     flag.placeholder = format("%s|%s", word, flag.placeholder.c_str());
     flag.values = format("%s or %s", word, flag.values.c_str());
-    flag.parse = [=, &to](const std::string& s) {
-        if (s == word) to = meaning;
-        return s == word || flag.parse(s);
-    };
+    flag.parse = [=, &to](const std::string& s) { return s == word ? (to = meaning, true) : flag.parse(s); };
     flag.value = [=, &to] { return to == meaning ? json(word) : flag.value(); };
     return flag;
 }
@@ -311,11 +308,11 @@ static UserError no_such_flag(const std::string& word, const std::vector<Flag>& 
 
 // ---- help ---------------------------------------------------------------------------------------
 
-static std::string subcommand_names(int subcommands) {
+static std::vector<std::string> names_of(int subcommands) {
     std::vector<std::string> names;
     for (const auto& [name, subcommand] : SUBCOMMANDS)
         if (subcommands & subcommand) names.push_back(name);
-    return joined(names, ", ", ", ");
+    return names;
 }
 
 // A flag's text in two parts, without "(default: ...)", and its default, which is empty if there is none.
@@ -371,7 +368,7 @@ static std::string help_of_flag(const Flag& flag, size_t width) {
     const std::string command = example_command(flag);
     const bool from_gpt2 = command.find("models/gpt2") != command.npos;
     const std::pair<const char*, std::string> lines[] = {{"values", flag.values}, {"default", e.by_default},
-        {"used by", subcommand_names(flag.subcommands)}, {"needs", from_gpt2 ? "scripts/download.sh gpt2" : ""}};
+        {"used by", joined(names_of(flag.subcommands))}, {"needs", from_gpt2 ? "scripts/download.sh gpt2" : ""}};
     std::string help = wrapped(usage_of(flag), e.first + ". " + e.rest, 4, width) + "\n";
     for (const auto& [name, text] : lines)
         if (!text.empty()) help += wrapped(format("    %s:", name), text, 14, width);
@@ -392,7 +389,7 @@ static std::string markdown(const std::vector<Flag>& flags) {
             text += format("\n## %s\n\n| option | values | default | used by | meaning |\n|---|---|---|---|---|\n",
                            flag.group);
         text += format("| `%s` | %s | %s | %s | %s%s%s |\n", flag.name, flag.values.c_str(), e.by_default.c_str(),
-                       subcommand_names(flag.subcommands).c_str(), e.first.c_str(), e.rest.empty() ? "" : ". ",
+                       joined(names_of(flag.subcommands)).c_str(), e.first.c_str(), e.rest.empty() ? "" : ". ",
                        e.rest.c_str());
     }
     return text;
@@ -423,7 +420,7 @@ std::string help_text(int subcommands, const std::string& topic, size_t width) {
         const Explanation e = explain(flag);
         std::string notes = e.by_default.empty() ? "" : "default:\1" + e.by_default;   // \1: a space without a break
         if (subcommands == ALL && !(flag.subcommands & TRAIN))
-            notes += (notes.empty() ? "" : "; ") + subcommand_names(flag.subcommands) + " only";
+            notes += (notes.empty() ? "" : "; ") + joined(names_of(flag.subcommands)) + " only";
         if (std::exchange(group, flag.group) != flag.group) help += format("\n%s\n", flag.group);
         help += wrapped("  " + usage_of(flag), e.first + (notes.empty() ? "" : " (" + notes + ")"), 30, width);
     }
@@ -442,13 +439,10 @@ std::optional<std::string> help_topic(const std::vector<std::string>& args) {
 // ---- parsing ------------------------------------------------------------------------------------
 
 const std::pair<const char*, Subcommand>& parse_subcommand(const std::string& word) {
-    std::vector<std::string> names;
-    for (const auto& named : SUBCOMMANDS) {
+    for (const auto& named : SUBCOMMANDS)
         if (word == named.first) return named;
-        names.push_back(named.first);
-    }
     throw UserError("%s: no such subcommand; expected %s; %s", shell_word(word).c_str(),
-                    joined(names, ", ", " or ").c_str(), advice(word, names).c_str());
+                    joined(names_of(ALL), ", ", " or ").c_str(), advice(word, names_of(ALL)).c_str());
 }
 
 Options parse_options(Subcommand subcommand, const char* name, const std::vector<std::string>& args) {
@@ -458,18 +452,17 @@ Options parse_options(Subcommand subcommand, const char* name, const std::vector
         return std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return word == f.name; });
     };
     for (size_t i = 0; i < args.size(); i++) {
-        const size_t equals = begins_with(args[i], "--") ? args[i].find('=') : NONE;
-        const bool has_value = equals != NONE;   // --flag=value
+        const size_t equals = begins_with(args[i], "--") ? args[i].find('=') : NONE;   // in --flag=value
         const std::string word = args[i].substr(0, equals);
         const auto flag = find(word);
         if (flag == flags.end()) throw no_such_flag(word, flags);
         if (!(flag->subcommands & subcommand))
             throw UserError("%s: not a flag of %s, but of %s; ./train_gpt --help %s explains it", flag->name, name,
-                            subcommand_names(flag->subcommands).c_str(), flag->name);
-        std::string value = has_value ? args[i].substr(equals + 1) : "";
-        if (flag->is_switch && has_value)
+                            joined(names_of(flag->subcommands)).c_str(), flag->name);
+        std::string value = equals == NONE ? "" : args[i].substr(equals + 1);
+        if (flag->is_switch && equals != NONE)
             throw UserError("%s: takes no value; expected %s, found '%s'", args[i].c_str(), flag->name, value.c_str());
-        if (!flag->is_switch && !has_value) {
+        if (!flag->is_switch && equals == NONE) {
             const bool at_end = i + 1 == args.size();
             if (at_end || find(args[i + 1]) != flags.end())
                 throw UserError("%s: value missing; expected %s, found %s", flag->name, flag->values.c_str(),
