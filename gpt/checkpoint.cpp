@@ -68,7 +68,7 @@ std::vector<float> Safetensors::floats(const std::string& name, const std::vecto
                     shape_text(shape).c_str()));
     const size_t begin = std::min(first, entry.elements);
     std::vector<float> values(std::min(count, entry.elements - begin));
-    const size_t size = entry.bytes / std::max<size_t>(1, entry.elements);   // of an element
+    const size_t size = entry.bytes / std::max<size_t>(1, entry.elements);   // bytes of an element
     const char* data = entry.data + begin * size;
     bytes_read += values.size() * size;
     const bool is_half = entry.dtype == "F16", is_bf16 = entry.dtype == "BF16";
@@ -325,7 +325,7 @@ Failure not_written(long step, const std::exception& error) {
 
 // ---- options of a run ---------------------------------------------------------------------------
 
-// Returns whether a flag applies to one command only, so that --resume does not take it from the run.
+// Returns whether a flag applies to a single invocation, so that --resume does not restore its value.
 static bool is_of_command(const std::string& flag) {
     return flag == "--resume" || flag == "--out" || flag == "--trace" || flag == "--gpus" || flag == "--timeout" ||
            flag == "--verbose";
@@ -357,7 +357,7 @@ void take_options_of_run(Options& o) {
     for (const Flag& flag : flag_table(o)) {
         const json value = recorded.value(flag.name + 2, json());
         if (!(flag.subcommands & TRAIN) || o.given.count(flag.name) || is_of_command(flag.name)) continue;
-        if (value.is_null() || value == "") continue;   // the default
+        if (value.is_null() || value == "") continue;   // keeps the default
         if (!flag.parse(value.is_string() ? value.get<std::string>() : value.dump()))
             throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), flag.name + 2, value.dump().c_str(),
                             flag.values.c_str());
@@ -402,7 +402,7 @@ static void open_run_folder(const std::string& out, bool resume) {
         throw UserError("--out %s: cannot be read and written: %s", out.c_str(), error.message().c_str());
 }
 
-// Locks a run folder until the process ends, even by a crash. Has no effect on a file system without locks.
+// Locks a run folder until the process ends or crashes. Has no effect on a file system without locks.
 static Descriptor lock_folder(const std::string& out) {
     Descriptor folder(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder >= 0 && flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)

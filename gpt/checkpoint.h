@@ -66,10 +66,10 @@ private:
 
 // The weights of a Hugging Face folder: model.safetensors, or the shards in the "weight_map" (tensor -> file) of
 // model.safetensors.index.json. Names may share a prefix ("transformer.", "model.", "_orig_mod.transformer."). Causal
-// masks and a copy of the tied head, which older versions of transformers wrote, are ignored.
+// masks and a head equal to the embedding, which older versions of transformers wrote, are ignored.
 class WeightFiles {
 public:
-    // names: the expected parameters of a model with `layers` layers. Throws UserError if the tensors differ.
+    // names: the parameters of a model with `layers` layers. Throws UserError if the folder has other tensors.
     WeightFiles(const std::string& dir, std::set<std::string> names, int layers);
 
     // Returns Safetensors::floats() of the tensor PREFIX + name.
@@ -117,15 +117,15 @@ void rename_folder(const std::string& from, const std::string& to);   // returns
 void remove_checkpoint(const std::string& out, long step);
 void remove_unfinished(const std::string& out);   // removes UNFINISHED folders that a crash left
 
-// Returns the error of a checkpoint that could not be written because of `error`.
+// Returns a Failure: the checkpoint of this step could not be written because of `error`.
 Failure not_written(long step, const std::exception& error);
 
 // ---- options of a run ---------------------------------------------------------------------------
 
-// For --resume: sets the options that are not on the command line to those in the run's last checkpoint or log.
+// For --resume: sets the options that are not on the command line to the values in the run's last checkpoint or log.
 void take_options_of_run(Options& o);
 
-// Prints the options and the number of training tokens in which a resumed run differs from its checkpoint in `dir`.
+// Prints the changes since the checkpoint in `dir`, if a run is resumed: options and the number of training tokens.
 // trainer: the checkpoint's trainer.json; null when not resuming.
 void note_changes(const Options& o, const json& trainer, const std::string& dir, size_t tokens);
 
@@ -144,5 +144,5 @@ struct Start {
     std::shared_ptr<Descriptor> lock = nullptr;   // of the folder --out
 };
 
-// Creates and locks --out, and returns the start of the run.
+// Creates and locks the folder --out, and returns the state from which the run starts.
 Start find_start_in_folder(const Options& o);

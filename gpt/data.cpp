@@ -22,7 +22,7 @@ static std::vector<std::string> files_named(const std::string& pattern) {
 
 static bool is_shard(const std::string& path) { return ends_with(path, ".bin"); }
 
-// Returns whether a file is binary, such as an archive. Text has no zero byte.
+// Returns whether a file begins like a binary file, such as an archive: text has no zero byte.
 static bool is_binary(const MappedFile& file) {
     return memchr(file.data(), 0, std::min<size_t>(file.size(), 4096)) != nullptr;
 }

@@ -1,7 +1,7 @@
-// Training data: text files or token shards, and windows of T + 1 tokens, each of which is a sequence and its targets.
+// Training data: text files or token shards, and windows of T + 1 tokens, which give T inputs and T targets.
 //
 // Shards (*.bin) have llm.c's format: a header of 256 int32 (magic 20240520, version 1, number of tokens), then the
-// tokens as uint16. Other files are text; a file that begins with binary data is rejected.
+// tokens as uint16. Other files are text; a file with a zero byte in its first 4096 bytes is rejected as binary.
 #pragma once
 
 #include <cstring>
@@ -28,8 +28,8 @@ struct Piece {
     }
 };
 
-// ANYWHERE: a window for each possible start, so windows overlap. WHOLE: consecutive windows of T tokens, without an
-// incomplete last one. COVERING: consecutive windows that cover every token; the last one of a file may be shorter.
+// ANYWHERE: a window at each possible start. WHOLE: windows with stride T, without an incomplete last one. COVERING:
+// windows with stride T that cover every token; the last window of a file may be shorter.
 enum class Windows { ANYWHERE, WHOLE, COVERING };
 
 // The concatenated tokens of all files that match a pattern.
@@ -38,7 +38,7 @@ public:
     Tokens() = default;
     explicit Tokens(const std::string& pattern);
 
-    // Replaces the bytes of text files by tokens, unless the model's tokens are bytes.
+    // Replaces the bytes of text files with tokens, unless the model's tokens are bytes.
     void tokenize(const Text& text);
     size_t text_bytes() const { return text_bytes_; }   // size of the encoded text
     size_t count() const;

@@ -171,7 +171,7 @@ std::string read_file(const std::string& path) {
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-    const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));   // O_NONBLOCK: a pipe does not block
+    const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));   // opening a pipe does not block
     if (file < 0) throw UserError("%s: %s", path.c_str(), strerror(errno));
     struct stat info;
     fstat(file, &info);
@@ -254,7 +254,7 @@ std::error_code create_folder(const std::string& path) {
 // ---- JSON ---------------------------------------------------------------------------------------
 
 template <typename Json> Json parse_json(std::string_view text, const std::string& source) {
-    constexpr int MAX_DEPTH = 100;   // levels, because readers are recursive; files of models have fewer than ten
+    constexpr int MAX_DEPTH = 100;   // levels: limits recursion in readers; files of models have fewer than ten
     std::vector<std::unordered_set<std::string>> names(MAX_DEPTH + 1);   // of the open object at each level
     auto invalid = [&](const std::string& why) {
         return UserError("%s: not valid JSON: %s", source.c_str(), why.c_str());
@@ -379,10 +379,10 @@ void catch_signals() {
     for (int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
         struct sigaction action = {}, before;
         action.sa_handler = [](int received) { stop_requested = received; };
-        // A closed terminal may raise SIGHUP twice, so only the first two signals are reset.
+        // With SA_RESETHAND a second signal ends the program. Not for SIGHUP: a closed terminal may send it twice.
         action.sa_flags = SA_ONSTACK | SA_RESTART | (number == SIGINT || number == SIGTERM ? SA_RESETHAND : 0);
         sigaction(number, nullptr, &before);
-        if (number != SIGHUP || before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);   // nohup ignores it
+        if (number != SIGHUP || before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);   // SIG_IGN: nohup
     }
     signal(SIGXFSZ, SIG_IGN);   // at the file size limit (ulimit -f), write() fails instead
 }

@@ -44,7 +44,7 @@ bool ends_with(const std::string& text, const std::string& end);
 // Parses the whole text as a finite number that fits in T; returns false, with `to` unchanged, if it is anything else.
 template <typename T> bool parse_number(const std::string& text, T& to);   // int, long, double
 
-// Returns text as one word of a shell command: quoted if it contains characters that are unusual in a path.
+// Returns text as one word of a shell command: in single quotes if it is empty or has characters unusual in a path.
 std::string shell_word(const std::string& text);
 
 // Returns the length in bytes of the UTF-8 character at the start of text; 0 if text does not start with one.
@@ -54,8 +54,8 @@ size_t incomplete_end(std::string_view text);
 
 // Returns text with `replacement` for each control character that may affect a terminal and each invalid UTF-8 byte.
 std::string readable(const std::string& text, const char* replacement = ".");
-constexpr const char* REPLACEMENT_CHARACTER = "\xef\xbf\xbd";
-// Returns a message as one readable() line, because messages may quote names from files.
+constexpr const char* REPLACEMENT_CHARACTER = "\xef\xbf\xbd";   // U+FFFD
+// Returns a message as one line that is safe to print, because messages may quote names from files.
 std::string one_line(const std::string& message);
 
 // Returns the seconds of a monotonic clock.
@@ -83,7 +83,7 @@ public:
     const std::string& path() const { return path_; }
     const char* data() const { return data_; }
     size_t size() const { return size_; }
-    // Throws if a mapped file was truncated while it was read: call it after reading.
+    // Throws Failure if a mapped file was truncated while it was in use. Call this after reading.
     void require_whole() const;
 
 private:
@@ -92,7 +92,7 @@ private:
     size_t size_;
 };
 
-// Owns the descriptor of an open file or folder and closes it. A negative number means none.
+// Owns the descriptor of an open file or folder and closes it. A negative number means that no file is open.
 class Descriptor {
 public:
     explicit Descriptor(int number = -1) : number_(number) {}
@@ -136,7 +136,7 @@ std::error_code create_folder(const std::string& path);
 
 // ---- JSON ---------------------------------------------------------------------------------------
 
-constexpr size_t MAX_JSON_BYTES = 100 << 20;   // much larger than real files
+constexpr size_t MAX_JSON_BYTES = 100 << 20;   // far more than the files of real models have
 
 // Parses JSON from an untrusted file. Throws UserError, with a message that begins with `source`, if the JSON is
 // invalid, has a duplicate name in an object, or has more than 100 levels. Json: nlohmann::json (fast lookup) or json.
@@ -189,5 +189,5 @@ void catch_signals();
 // Throws Failure if writing to standard output failed, unless the reason was a closed pipe, which ends a run normally.
 void require_output();
 
-// Returns the peak resident memory of this process, from /proc: getrusage() would include the parent's before exec.
+// Returns the peak resident memory of this process, from /proc: getrusage() also counts memory from before exec.
 size_t peak_resident_bytes();

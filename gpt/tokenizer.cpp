@@ -120,7 +120,7 @@ int Tokenizer::added_at(std::string_view text) const {
 
 std::vector<int> Tokenizer::encode(std::string_view text) const {
     std::vector<int> tokens;
-    size_t begin = 0;   // of the text that is not yet encoded
+    size_t begin = 0;   // start of the text that is not yet encoded
     auto encode_until = [&](size_t end) {
         for_each_word(text.substr(begin, end - begin), [&](std::string_view word) { merge(tokens, word); });
     };
@@ -159,8 +159,8 @@ bool Tokenizer::is_special(int token) const {
 
 // ---- reading files ------------------------------------------------------------------------------
 
-// Fills a Tokenizer from tokenizer.json, or from vocab.json and merges.txt, in which transformers 4 saves slow
-// tokenizers.
+// Fills a Tokenizer from tokenizer.json, or from vocab.json and merges.txt, which transformers 4 writes for tokenizers
+// implemented in Python.
 class TokenizerFile {
 public:
     TokenizerFile(Tokenizer& t, const std::string& dir) : t_(t), path_(dir + "/tokenizer.json") {
@@ -336,7 +336,7 @@ Tokenizer::Tokenizer(const std::string& dir) {
 Text::Text(const std::string& dir, int V) : dir_(dir), V_(V) {
     if (!dir.empty() && Tokenizer::is_in(dir)) tokenizer_ = std::make_shared<Tokenizer>(dir);
     else if (V == BYTE_VOCAB) tokenizer_ = std::make_shared<Tokenizer>();
-    if (tokenizer_ && tokenizer_->size() > static_cast<size_t>(V))   // fewer are valid: V may be padded
+    if (tokenizer_ && tokenizer_->size() > static_cast<size_t>(V))   // V may include padding
         throw UserError("%s: the tokenizer has %zu tokens, expected at most the %d of config.json", dir.c_str(),
                         tokenizer_->size(), V);
 }
@@ -420,9 +420,9 @@ std::vector<int> read_prompt(const Options& o, const Text& text, int V) {
 static constexpr const char* TEXT_FILES[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
                                       "special_tokens_map.json", "generation_config.json"};
 
-// Adds the files of a tokenizer whose token i is byte i, for transformers. lm-evaluation-harness needs an end-of-text
-// token to begin texts: it is the last byte, 255, which does not occur in UTF-8. These files write that byte as a
-// letter; with split_special_tokens, this letter in a text is still encoded as a letter.
+// Adds the files of a tokenizer whose token i is byte i, for transformers. lm-evaluation-harness begins each text with
+// the end-of-text token. It is byte 255, which does not occur in UTF-8 and which byte_alphabet() writes as a letter.
+// With split_special_tokens, transformers encodes this letter in a text as its UTF-8 bytes, not as the special token.
 static void add_byte_tokenizer(std::map<std::string, std::string>& files, const Config& c) {
     json vocabulary;
     const std::vector<std::string> alphabet = byte_alphabet();

@@ -1,13 +1,13 @@
 // Converts text to tokens and back: GPT-2's byte-level BPE (byte pair encoding), from transformers' files.
 //
-// Encoding splits a text into words with GPT-2's pattern. The tokens of a word are at first its bytes. Then the pair of
-// neighbouring tokens with the lowest rank in the merge table becomes one token (the leftmost of equal pairs). This
-// repeats until no pair of neighbours is in the table. Decoding concatenates the tokens' bytes.
+// Encoding splits a text into words with GPT-2's pattern. Each word starts as one token per byte. Then the pair of
+// adjacent tokens with the lowest rank in the merge table is merged into one token; of equal pairs, the leftmost. This
+// repeats until no adjacent pair is in the table. Decoding concatenates the tokens' bytes.
 //
 // Any bytes can be encoded. A byte outside a valid UTF-8 character is treated as a character that is neither a letter
 // nor a number nor white space. Since all 256 bytes are tokens, decode(encode(bytes)) == bytes.
 //
-// Added tokens, such as <|endoftext|>, are matched before words are: the leftmost match, and the longest at its start.
+// Added tokens, such as <|endoftext|>, are matched before the split, from left to right, the longest at each position.
 //
 // Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", 2.2; Sennrich et al. 2016, "Neural
 // Machine Translation of Rare Words with Subword Units"
@@ -27,11 +27,11 @@
 
 // ---- the tokenizer ------------------------------------------------------------------------------
 
-// Returns the character (UTF-8) that stands for each byte in tokenizer files: the Latin-1 character if it is printable,
-// otherwise the next unused character from U+0100.
+// Returns the UTF-8 character for each byte in tokenizer files: the Latin-1 character if it is printable and not a
+// space, otherwise the next unused character from U+0100.
 std::vector<std::string> byte_alphabet();
 
-// Calls visit(word) for each word of GPT-2's pattern, in order. The concatenated words are the text.
+// Splits text into words with GPT-2's pattern and calls visit(word) for each, in order. Every byte is in one word.
 void for_each_word(std::string_view text, const std::function<void(std::string_view)>& visit);
 
 class Tokenizer {
@@ -84,7 +84,7 @@ public:
 
     // Returns whether a text's bytes are its tokens. Throws UserError if the model cannot tokenize the file `path`.
     bool takes_bytes(const std::string& path) const;
-    // Returns the tokens of a prompt, after the template's tokens before().
+    // Returns the template's tokens before(), then those of the prompt `text`.
     std::vector<int> encode(const std::string& text) const;
     // Returns the tokens of a file's text, token_bytes() bytes each, with the template's tokens before and after them.
     std::vector<char> encode_file(std::string_view text) const;
@@ -93,7 +93,7 @@ public:
     // Returns the number of text bytes of a token: 0 for a special token, and 0 without a tokenizer.
     size_t bytes_of(int token) const;
     // Returns the first token of a sample without a prompt: <|endoftext|> or, if it does not exist, a line feed;
-    // without a tokenizer the last token.
+    // without a tokenizer, token V - 1.
     int first() const;
 
 private:
@@ -102,7 +102,7 @@ private:
     std::shared_ptr<Tokenizer> tokenizer_;   // null if tokens have no text
 };
 
-// Returns Text(dir, V). If that tokenizer is rejected, prints why and returns Text("", V).
+// Returns Text(dir, V). If the tokenizer in `dir` is rejected, prints the error and returns Text("", V).
 Text text_if_any(const std::string& dir, int V);
 
 // Returns the tokens of --prompt or --prompt-tokens; "-" reads them from standard input.

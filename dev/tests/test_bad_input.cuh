@@ -4,7 +4,7 @@
 
 typedef std::vector<std::string> Texts;
 
-// Expects that `command` is rejected with one line that has every text in `named`.
+// Expects that `command` is rejected with one line that contains every text in `named`.
 void reject(const std::string& what, const std::string& command, const Texts& named) {
     const Outcome outcome = run(command);
     const bool one_line = std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1 && outcome.err.back() == '\n';
@@ -136,7 +136,7 @@ TEST("bad flags") {
 
 // ==== data ===================================================================
 
-// Root can read every folder, so the test changes the user of its file accesses.
+// Root may read every folder, so as root the test accesses files as another user.
 void test_unreadable_data() {
     fs::create_directory(scratch("@/locked"));
     write_bytes("@/locked/text.txt", "some text");
@@ -277,7 +277,7 @@ void reject_folder(const std::string& what, const std::string& file, const std::
     reject(what, "eval --from @/bad --data @/eval_50.bin", named);
 }
 
-// The weights of @/ours in two shards with a wrong index.
+// Splits the weights of @/ours into two shards; expects that a wrong index and a wrong shard are rejected.
 void test_bad_shards(const std::vector<RawTensor>& tensors) {
     const std::string index = "@/sharded/model.safetensors.index.json", NAME = "h.1.ln_1.bias";
     copy_files("@/ours", "@/sharded");
@@ -318,7 +318,7 @@ void test_bad_shards(const std::vector<RawTensor>& tensors) {
            {"@/sharded", "pytorch_model.bin", "safe_serialization=True"});
 }
 
-// Safetensors files whose header is valid JSON but violates the format.
+// Expects that safetensors files are rejected if the header is valid JSON but violates the format.
 void test_bad_headers() {
     auto file = [](const std::string& header, size_t bytes) {
         return bytes_of(std::vector<uint64_t>{header.size()}) + header + std::string(bytes, '\0');

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of training on several GPUs, each a process (1 to 4), for a CPU or a GPU build.
+"""Tests training on 1 to 4 GPUs, one process each, with a CPU or a GPU build.
 
     python3 dev/tests/test_many.py [--ours ./train_gpt] [--ranks 2 3 4] [--only WORDS] [--same-bits yes]
 
@@ -29,11 +29,11 @@ from testing import expect, finish
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 U = 2.0 ** -24      # unit roundoff of FP32
 TIMEOUT = 120       # seconds for each run
-END_LIMIT = 20      # seconds within which all processes end after one has died, on a busy machine
+END_LIMIT = 20      # seconds within which all processes end after one of them has died, even on a busy machine
 args = None
 scratch = ""
 
-# Odd sizes on purpose: 3 layers, a context that is not a power of two, and tensors that 3 and 4 ranks do not divide.
+# Irregular sizes on purpose: 3 layers, a context that is not a power of two, groups of parameters that need padding.
 MODEL = ["--layers", 3, "--heads", 2, "--channels", 32, "--context", 24]
 DATA = ["--data", os.path.join(ROOT, "data", "shakespeare.txt")]
 TRAIN = ["train", *MODEL, *DATA, "--micro-batch", 2, "--warmup", 1, "--lr", 1e-3, "--eval-every", 0,
@@ -64,8 +64,8 @@ def fresh(name):
 
 
 class Run:
-    """Starts a command; with --gpus if there are several ranks. end() waits for its end and reads its results."""
-    beyond = []     # commands with a fixed number of ranks above 2, which `make test-many-gpu N=2` does not have
+    """Starts a command, with --gpus if there are several ranks. end() waits until it ends and reads its results."""
+    beyond = []     # commands that always use more than 2 ranks: they would fail in `make test-many-gpu N=2`
 
     def __init__(self, ranks, *words, program=None, environment=None, of=1):    # of: number of ranks of a launcher
         words = list(map(str, words))
@@ -159,7 +159,7 @@ def expect_rejected(ranks, words, parts, text, code=2, **more):
 
 
 def run_concurrently(*calls):
-    """Makes these calls, two at a time because they mostly wait."""
+    """Runs the calls on two threads, because they mostly wait."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for result in [pool.submit(call) for call in calls]:
             result.result()
@@ -169,7 +169,7 @@ def run_concurrently(*calls):
 
 def test_stages():
     """With one micro-batch all ZeRO stages add in the same order. With more, stages 0 and 1 sum over micro-batches
-    first and then over ranks, stages 2 and 3 over ranks first."""
+    and then over ranks, stages 2 and 3 over ranks and then over micro-batches."""
     for ranks in args.ranks:
         for micro_batches, groups in ((1, ["0123"]), (3, ["01", "23"])):
             batch = ["--total-batch", ranks * micro_batches * MICRO]
@@ -189,7 +189,7 @@ def test_stages():
                    f"{ranks} ranks, --zero {zero}: each rank allocates the planned memory", str(result))
             sent = re.search(r"sent +([0-9.]+) (kB|MB) a step", result.out)
             found = float(sent[1]) * {"kB": 1e3, "MB": 1e6}[sent[2]]
-            rounding = 6e4 if found >= 1e6 else 60    # of the printed digits; norm and losses add up to 1000 bytes
+            rounding = 6e4 if found >= 1e6 else 60    # of the printed digits; norm and losses add at most 1000 bytes
             expect(abs(found - plan["bytes_sent"]) <= rounding + 1000,
                    f"{ranks} ranks, --zero {zero}: a rank sends the planned bytes", f"{plan['bytes_sent']}: {result}")
 
@@ -212,7 +212,7 @@ def test_sums():
     for ranks, k in ((up_to(2), 2), (up_to(3), 6), (up_to(4), 4)):
         batch = ["--total-batch", k * MICRO, "--steps", 2]
         one, many = train(1, "one", *batch), train(ranks, "many", *batch)
-        single = train(1, "single", "--steps", k, "--lr", 0, "--min-lr", 0)     # norms of the single micro-batches
+        single = train(1, "single", "--steps", k, "--lr", 0, "--min-lr", 0)     # norm of each micro-batch
         error = 2 * (k - 1) * U * sum(single.norms) / k
         detail = f"losses {one.losses} {many.losses}, norms {one.norms} {many.norms}, limit {error}"
         limit = 1e-3 * math.sqrt(one.header["model"]["parameters"]) * error + 2 * U * one.losses[1]
@@ -466,14 +466,14 @@ SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TA
 
 
 def address(**more):
-    """Returns the variables of a rendezvous on a free port."""
+    """Returns the environment variables for a rendezvous on a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1]), **more}
 
 
 def launch_ranks(names, size, words, only=None, by_rank=None, **more):
-    """Runs the ranks of a run on one machine, with a launcher's variables: local rank and size equal rank and size."""
+    """Runs `size` ranks on one machine with the variables of a launcher: local rank and size equal rank and size."""
     values = [{**dict(zip(names, (rank, size, rank, size))), **more, **(by_rank[rank] if by_rank else {})}
               for rank in (range(size) if only is None else only)]
     started = [Run(1, *words, environment={k: str(v) for k, v in value.items()}, of=size) for value in values]
@@ -572,8 +572,8 @@ def card(ranks, name, *words, seed=None):
 
 
 def early_kernels(trace):
-    """Returns three facts about a trace: the number of pairs of a collective and a kernel that was launched later but
-    started earlier; the names of the collectives; whether only the communication stream has high priority."""
+    """Returns from a trace: the number of pairs of a collective and a kernel that was launched later but started
+    earlier; the names of the collectives; whether only the communication stream has high priority."""
     events = json.load(open(trace, encoding="utf-8"))["traceEvents"]
     rows = {e["args"]["name"]: e["tid"] for e in events if e.get("ph") == "M"}
     communication, kernels = rows["stream: between GPUs"], rows["stream: kernels"]
@@ -585,7 +585,7 @@ def early_kernels(trace):
 
 
 def test_cards():
-    """A missing wait between streams changes bits in some order of streams, as does NVLS with three ranks or more."""
+    """Some orders of the streams change bits if a wait is missing; so does NVLS (NVLink SHARP) with 3 or more ranks."""
     if not args.card:
         return
     plans = [run(1, "plan", *MODEL, "--vocab", 256, "--micro-batch", 2, "--gpus", gpus, "--json",

@@ -10,7 +10,7 @@ struct Outcome {
     std::string out, err;
 };
 
-// Returns the text without the emulator's warning about slow matmuls, which it prints on some processors.
+// Returns the text without the notice that the emulator prints if oneDNN is missing and matmuls are slow.
 std::string without_hint(std::string text) {
 #ifdef CUDA_ON_CPU
     text = replaced(text, cuda_cpu::no_onednn_notice + std::string("\n"), "");
@@ -23,7 +23,7 @@ const std::string PROGRAM = format("/proc/%d/exe", getpid());
 
 class Run {
 public:
-    // Starts `command` in a shell, so it may redirect its input and output. @ is the tests' folder.
+    // Starts `command` in a shell, so it may redirect its input and output. @ stands for the scratch folder.
     explicit Run(const std::string& command, const std::string& environment = "") {
         static int runs = 0;
         const int number = runs++;
@@ -46,7 +46,7 @@ public:
         if (pid_ > 0) end(SIGKILL);
     }
 
-    // Sends the signal unless it is 0, and waits for the end.
+    // Sends the signal unless it is 0, then blocks until the process ends.
     Outcome end(int signal = 0) {
         if (signal) kill(pid_, signal);
         int status = 0;
@@ -74,7 +74,7 @@ void expect_run(bool holds, const std::string& text, const Outcome& run, const s
 
 // ==== results of a run =======================================================
 
-// Returns a log's records, without the first one and without times. With 17 digits equal text means equal bits.
+// Returns a log's records without the first one and without times. Numbers round-trip: equal text means equal bits.
 std::vector<std::string> log_of(const std::string& out) {
     std::vector<std::string> records;
     for (const std::string& line : split(read_bytes(out + "/log.jsonl"), "\n")) {
@@ -91,7 +91,7 @@ json record_of(const std::string& out, size_t line) {
     return line < log.size() ? json::parse(log[line]) : json::object();
 }
 
-// Waits until three steps are logged, at most a minute.
+// Blocks until three steps are logged, for at most a minute.
 void wait_for_steps(const std::string& out) {
     for (int i = 0; i < 60000 && log_of(out).size() < 3; i++) usleep(1000);
 }
@@ -107,7 +107,7 @@ bool same_checkpoint(const std::string& a, const std::string& b) {
            same_file(a + "/optimizer.safetensors", b + "/optimizer.safetensors");
 }
 
-// Creates the folder `out` with the log of the run in `from` and with one of its checkpoints: a run to be resumed.
+// Creates a run to be resumed in the folder `out`: copies the log and the checkpoint `step` of the run in `from`.
 void begin_from(const std::string& out, const std::string& from, const std::string& step) {
     fs::create_directory(scratch(out));
     copy_files(from + step, out + step);
@@ -155,7 +155,7 @@ void write_text() {
     write_bytes("@/text.txt", text);
 }
 
-// A run that ends only by a signal.
+// A run that ends only when it receives a signal.
 const std::string ENDLESS = "train" + SMALL + "--micro-batch 1 --steps 1000000 --schedule constant --eval-every 0 ";
 
 const std::string TEN = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 10 --lr 1e-2 --warmup 3 "
@@ -197,7 +197,7 @@ TEST("runs: the same bits") {
         expect_same_run("@/first", "train --resume", "resumed at step 5 with the options of the run");
     }
     begin_from("@/other", "@/first", "/step_000005");
-    std::ofstream(scratch("@/other/log.jsonl"), std::ios::app) << "{\"step\": 11, \"lo";   // truncated by a crash
+    std::ofstream(scratch("@/other/log.jsonl"), std::ios::app) << "{\"step\": 11, \"lo";   // as after a crash
     expect_same_run("@/first", TEN + "--resume --graph on", "resumed at step 5");
     const json trainer = read_json(scratch("@/first/step_000010/trainer.json"));
     expect(trainer.at("step") == 10 && trainer.at("next_window") == 40,
@@ -221,7 +221,7 @@ TEST("runs: without master weights") {
     expect_run(logged, "--master-weights none logs the fraction of weights that a step left unchanged", whole);
     begin_from("@/other", "@/no_master", "/step_000005");
     expect_same_run("@/no_master", TEN + "--master-weights none --resume", "--master-weights none, resumed at step 5");
-    // LayerNorm's weights start at 1. In BF16 the next values are 2^-8 below and 2^-7 above: 1e-4 changes nothing.
+    // LayerNorm's weights start at 1, whose BF16 neighbours are 1 - 2^-8 and 1 + 2^-7: updates of 1e-4 have no effect.
     const std::string SLOW = "train" + SMALL +
         "--micro-batch 2 --eval-every 0 --schedule constant --lr 1e-4 --steps 3 ";
     const Outcome without = run(SLOW + "--master-weights none --out @/slow"), with = run(SLOW + "--out @/slow_copy");
@@ -337,13 +337,13 @@ constexpr double TUNING_TOLERANCE = FLOATX == DType::FP32 ? 1e-5 : 2e-3;
 
 TEST("runs: matmul tuning") {
     const TunedRun off = tuned_run("--matmul-tuning off", "");
-    // With a seed new memory is filled with NaN, so a loss is NaN if tuning leaves its results in the gradients.
+    // With a seed, the emulator fills new memory with NaN: a loss is NaN if tuning leaves its results in the gradients.
     const TunedRun on = tuned_run("", ALL_MATMULS + "CUDA_CPU_SEED=1");
     const std::string intact = read_bytes(TUNING_FILE);
     json file = json::parse(intact, nullptr, false);
     const size_t shapes = file.is_object() ? file["devices"][tuning_device()].size() : 0;
     expect(off.line.empty() && off.losses.size() == 6, "--matmul-tuning off times nothing", off.line);
-    // A block's four matmuls and the head, once in forward, twice in backward. On a GPU some have only one algorithm.
+    // A block's four matmuls and the head, once in forward, twice in backward. Shapes with one algorithm are not timed.
     expect_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 15 : shapes > 0) &&
                    contains(on.line, format(" %zu shapes timed in ", shapes)),
                "matmul tuning times each shape once and writes a file", on.outcome);
@@ -489,12 +489,12 @@ std::map<std::string, std::string> next_commands(const std::string& out) {
     return commands;
 }
 
-// The printed command that resumes the run is executed in a shell, with this program and with --steps added.
+// Runs the printed command that resumes the run in a shell, with this program and with --steps added.
 TEST("runs: interrupted") {
     fs::create_directory(scratch("@/my"));
     Run interrupted(ENDLESS + "--checkpoint-every 0 --beta2 0.99 --out \"@/my/it's\"");
     wait_for_steps("@/my/it's");
-    fs::create_directory(scratch("@/my/it's/unfinished_step_000001"));   // as during the writing of a checkpoint
+    fs::create_directory(scratch("@/my/it's/unfinished_step_000001"));   // as while a checkpoint is written
     for (const char* resume : {"", " --resume"}) {
         const Outcome second = run(ENDLESS + "--out \"@/my/it's\"" + resume);
         expect_run(second.code == 2 && contains(second.err, scratch("--out @/my/it's: another run")) &&
@@ -557,7 +557,7 @@ TEST("runs: trace") {
         expect_run(o.code == 0 && ordered && row_end.size() == 3, flags + ": events of a row do not overlap", o);
         expect(within && highest > 0.5 * double(bytes.at("activations")), flags +
                ": live bytes exceed half of the planned activations and stay within the plan");
-        bool dead = updates.size() == 2 * TRACED_STEPS;   // non-layer parameters, and layers
+        bool dead = updates.size() == 2 * TRACED_STEPS;   // one for non-layer parameters, one for layers
         for (double time : updates) dead = dead && std::prev(activations.upper_bound(time))->second == 0;
         expect(dead, flags + ": no activation is live at the update");
         std::set<std::string> expected = {"forward", "backward", "update"};
@@ -622,7 +622,7 @@ TEST("runs: plan") {
     expect(recipes == 4, "plan: scripts/ has 4 recipes", std::to_string(recipes));
 }
 
-// The last line of plan is a command; with it, plan predicts the same.
+// Expects that the last line of plan is a train command with these flags, for which plan predicts the same memory.
 void same_plan(const std::string& options, const std::string& expected_flags) {
     const std::string device = " --precision bf16 --gpu-memory 80GB ";
     const Outcome table = run("plan " + options + device);
@@ -730,7 +730,7 @@ EvalLines eval_lines(const Outcome& e) {
     return l;
 }
 
-// Compares with the loss of transformers' logits for two sequences, which become a token shard each.
+// Compares losses with that of transformers' logits for two sequences. Each sequence is written to its own token shard.
 TEST("runs: Hugging Face") {
     const Safetensors file("data/reference/hf_tiny_expected.safetensors");
     const std::vector<int> ids = read_ints(file, "input_ids");
@@ -815,7 +815,7 @@ TEST("runs: eval and sample") {
 TEST("runs: HellaSwag") {
     const json expected = read_json("data/reference/hellaswag.json");
     const std::vector<Question> questions = read_questions(QUESTIONS, 211, 32);
-    double accuracy[2] = {};   // by sum, by mean
+    double accuracy[2] = {};   // choosing endings by sum, by mean
     for (size_t q = 0; q < questions.size(); q++)
         for (int by : {0, 1})
             accuracy[by] += (expected[q]["choices"][by] == questions[q].label) / double(questions.size());
@@ -835,7 +835,7 @@ TEST("runs: HellaSwag") {
 
 // ==== text ===================================================================
 
-// Returns a sample from @/numbers, which has no tokenizer, as text; without the first `skip` tokens.
+// Samples tokens from @/numbers, which has no tokenizer, and returns them as text without the first `skip` tokens.
 std::string decoded_sample(const std::string& prompt_tokens, size_t skip, int count) {
     const Tokenizer tokenizer(TOKENIZER);
     std::istringstream tokens(run(format("sample --from @/numbers --sample-tokens %d --prompt-tokens ", count) +

@@ -2,7 +2,7 @@
 //
 //   test_tokenizer [--list | --only NAME,NAME... | --reference DIR]
 //
-// --reference DIR: tests only tokens, with a folder written by dev/reference/make_tokenizer.py.
+// --reference DIR: runs only the test "tokenizer: cases", on a folder written by dev/reference/make_tokenizer.py.
 #include "../../gpt/tokenizer.h"
 
 #include <sys/stat.h>
@@ -76,7 +76,7 @@ static std::string decode(const Tokenizer& tokenizer, const std::vector<int>& to
     return text;
 }
 
-// Returns the number of texts whose tokens differ from those of the package tokenizers or, for invalid UTF-8, tiktoken.
+// Returns the number of texts whose tokens differ from those of Hugging Face's tokenizers (invalid UTF-8: of tiktoken).
 static int differences(const std::string& dir, const json& cases) {
     const Tokenizer tokenizer(dir);
     int count = 0;
@@ -119,7 +119,7 @@ TEST("tokenizer: cases") {
     }
 }
 
-// Uses a tokenizer with all bytes and four merges.
+// Uses a tokenizer whose tokens are all bytes and the results of four merges.
 TEST("tokenizer: order of merges") {
     json file = reference_json();
     json &vocab = file["model"]["vocab"] = json::object(), &merges = file["model"]["merges"] = json::array();
@@ -158,7 +158,7 @@ TEST("tokenizer: any bytes") {
     expect(wrong == 0, "decode(encode(bytes)) == bytes for 3000 random texts");
     expect(tokenizer.decode(-1).empty() && tokenizer.decode(static_cast<int>(tokenizer.size())).empty(),
            "decode() of an invalid token is empty");
-    // For 16 times the bytes O(n log n) takes about 20 times as long, O(n^2) 256 times. The limit is 80.
+    // With 16 times the bytes, O(n log n) takes about 20 times as long, O(n^2) takes 256 times. The limit is 80 times.
     for (const char* unit : {"a", "the", "\xff"}) {
         double seconds[2];
         for (int large : {0, 1}) {
