@@ -3523,7 +3523,7 @@ void train(const Options& o) {
     const Config config = start.dir.empty() ? config_from_options(o, data.train.bytes_only() ? BYTE_VOCAB : 0)
                                             : config_of_folder(o, start.dir);
     divide_data(data, o, start.dir, config);
-    note_changes(o, start.trainer, start.dir, data.train.count());
+    print_changes(o, start.trainer, start.dir, data.train.count());
     if (o.matmul != MatmulIn::FLOATX) require_fp8_device();
     const Setup setup = make_setup(o, config, Purpose::TRAINING, least_of_all(memory_now().available));
     find_peak(o);
@@ -3604,8 +3604,8 @@ void sample_subcommand(const Options& o) {
 // ==== main ===================================================================
 
 void run_subcommand(Subcommand subcommand, Options options) {
-    if (options.resume && !options.out.empty()) take_options_of_run(options);
-    const std::string from = options.resume ? options.from : folder_meant(options.from);
+    if (options.resume && !options.out.empty()) restore_options(options);
+    const std::string from = options.resume ? options.from : model_folder(options.from);
     if (from != options.from && world.first() && subcommand != TRAIN)   // train prints it in its line "model"
         fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
     options.from = from;
@@ -3639,7 +3639,7 @@ int run_command(const std::vector<std::string>& args) {
         run_subcommand(subcommand, options);
     } catch (const UserError& error) {
         if (!options.resume) throw;
-        throw UserError("%s%s", error.what(), way_around(options.out, error.what()).c_str());
+        throw UserError("%s%s", error.what(), resume_hint(options.out, error.what()).c_str());
     }
     return 0;
 }

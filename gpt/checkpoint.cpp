@@ -281,7 +281,7 @@ std::map<long, std::string> list_checkpoints(const std::string& out) {
     return found;
 }
 
-std::string folder_meant(const std::string& from) {
+std::string model_folder(const std::string& from) {
     if (from.empty() || exists(from + "/config.json")) return from;
     const auto checkpoints = list_checkpoints(from);
     if (!checkpoints.empty()) return checkpoints.rbegin()->second;
@@ -306,11 +306,11 @@ void rename_folder(const std::string& from, const std::string& to) {
 }
 
 void remove_checkpoint(const std::string& out, long step) {
-    const std::string name = checkpoint_name(step), dying = out + "/" + UNFINISHED + "old_" + name;
-    remove_folder(dying);
+    const std::string name = checkpoint_name(step), removed = out + "/" + UNFINISHED + "old_" + name;
+    remove_folder(removed);
     if (!exists(out + "/" + name)) return;
-    rename_folder(out + "/" + name, dying);   // a crash during the removal leaves no incomplete step_N
-    remove_folder(dying);
+    rename_folder(out + "/" + name, removed);   // a crash during the removal leaves no incomplete step_N
+    remove_folder(removed);
 }
 
 void remove_unfinished(const std::string& out) {
@@ -326,7 +326,7 @@ Failure not_written(long step, const std::exception& error) {
 // ---- options of a run ---------------------------------------------------------------------------
 
 // Returns whether a flag applies to a single invocation, so that --resume does not restore its value.
-static bool is_of_command(const std::string& flag) {
+static bool is_per_invocation(const std::string& flag) {
     return flag == "--resume" || flag == "--out" || flag == "--trace" || flag == "--gpus" || flag == "--timeout" ||
            flag == "--verbose";
 }
@@ -347,7 +347,7 @@ static json options_of_run(const std::string& out, std::string& path) {
     return has_options ? record["options"] : json::object();
 }
 
-void take_options_of_run(Options& o) {
+void restore_options(Options& o) {
     std::string path;
     const json recorded = options_of_run(o.out, path);
     if (recorded.empty() && list_checkpoints(o.out).empty()) return;   // the run was killed before it wrote its log
@@ -356,7 +356,7 @@ void take_options_of_run(Options& o) {
                         "one of these options", o.out.c_str(), o.from.c_str());
     for (const Flag& flag : flag_table(o)) {
         const json value = recorded.value(flag.name + 2, json());
-        if (!(flag.subcommands & TRAIN) || o.given.count(flag.name) || is_of_command(flag.name)) continue;
+        if (!(flag.subcommands & TRAIN) || o.given.count(flag.name) || is_per_invocation(flag.name)) continue;
         if (value.is_null() || value == "") continue;   // keeps the default
         if (!flag.parse(value.is_string() ? value.get<std::string>() : value.dump()))
             throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), flag.name + 2, value.dump().c_str(),
@@ -364,7 +364,7 @@ void take_options_of_run(Options& o) {
     }
 }
 
-void note_changes(const Options& o, const json& trainer, const std::string& dir, size_t tokens) {
+void print_changes(const Options& o, const json& trainer, const std::string& dir, size_t tokens) {
     if (trainer.is_null()) return;
     const json then = trainer.value("options", json::object()), now = describe(o, TRAIN);
     if (!then.is_object()) return;
@@ -372,7 +372,7 @@ void note_changes(const Options& o, const json& trainer, const std::string& dir,
         if (!now.contains(name))
             printf("resume     --%s was %s, is not an option any more\n", one_line(name).c_str(),
                    json_text(value).c_str());
-        else if (!is_of_command("--" + name) && now[name] != value)
+        else if (!is_per_invocation("--" + name) && now[name] != value)
             printf("resume     --%s was %s, is now %s\n", name.c_str(), json_text(value).c_str(),
                    json_text(now[name]).c_str());
     if (!trainer.contains("train_tokens")) return;
@@ -381,7 +381,7 @@ void note_changes(const Options& o, const json& trainer, const std::string& dir,
         printf("resume     there were %zu tokens to train on, now there are %zu\n", before, tokens);
 }
 
-std::string way_around(const std::string& out, const std::string& message) {
+std::string resume_hint(const std::string& out, const std::string& message) {
     const auto checkpoints = list_checkpoints(out);
     const bool newest = !checkpoints.empty() && begins_with(message, checkpoints.rbegin()->second);
     if (!newest || checkpoints.size() == 1) return newest ? "; there is no checkpoint before it" : "";

@@ -108,7 +108,7 @@ std::string checkpoint_name(long step);   // step_001000
 std::map<long, std::string> list_checkpoints(const std::string& out);
 
 // Returns the model folder for --from: the last checkpoint if `from` is a run folder, otherwise `from`.
-std::string folder_meant(const std::string& from);
+std::string model_folder(const std::string& from);
 
 // Name prefix of a folder that is being written or removed, so that a folder step_N is always complete.
 constexpr const char* UNFINISHED = "unfinished_";
@@ -123,15 +123,15 @@ Failure not_written(long step, const std::exception& error);
 // ---- options of a run ---------------------------------------------------------------------------
 
 // For --resume: sets the options that are not on the command line to the values in the run's last checkpoint or log.
-void take_options_of_run(Options& o);
+void restore_options(Options& o);
 
 // Prints the changes since the checkpoint in `dir`, if a run is resumed: options and the number of training tokens.
 // trainer: the checkpoint's trainer.json; null when not resuming.
-void note_changes(const Options& o, const json& trainer, const std::string& dir, size_t tokens);
+void print_changes(const Options& o, const json& trainer, const std::string& dir, size_t tokens);
 
 // Returns a hint to append to an error message that begins with the path of the newest checkpoint in `out`; empty for
 // other messages. The program does not use an older checkpoint by itself, because that would discard steps.
-std::string way_around(const std::string& out, const std::string& message);
+std::string resume_hint(const std::string& out, const std::string& message);
 
 // ---- start of a run -----------------------------------------------------------------------------
 

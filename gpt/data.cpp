@@ -65,7 +65,7 @@ Tokens::Tokens(const std::string& pattern) {
 
 void Tokens::tokenize(const Text& text) {
     for (Piece& piece : pieces_) {
-        if (piece.token_bytes != 1 || text.takes_bytes(piece.file->path())) continue;
+        if (piece.token_bytes != 1 || text.is_byte_level(piece.file->path())) continue;
         text_bytes_ += piece.count;
         const auto tokens = std::make_shared<const std::vector<char>>(
             text.encode_file({piece.tokens.get(), piece.count}));

@@ -341,7 +341,7 @@ Text::Text(const std::string& dir, int V) : dir_(dir), V_(V) {
                         tokenizer_->size(), V);
 }
 
-bool Text::takes_bytes(const std::string& path) const {
+bool Text::is_byte_level(const std::string& path) const {
     if (dir_.empty() && V_ < BYTE_VOCAB)
         throw UserError("%s: the bytes of text need a vocabulary of %d, found --vocab %d", path.c_str(), BYTE_VOCAB,
                         V_);

@@ -83,7 +83,7 @@ public:
     Text(const std::string& dir, int V);
 
     // Returns whether a text's bytes are its tokens. Throws UserError if the model cannot tokenize the file `path`.
-    bool takes_bytes(const std::string& path) const;
+    bool is_byte_level(const std::string& path) const;
     // Returns the template's tokens before(), then those of the prompt `text`.
     std::vector<int> encode(const std::string& text) const;
     // Returns the tokens of a file's text, token_bytes() bytes each, with the template's tokens before and after them.

@@ -45,12 +45,12 @@ std::vector<std::string> run_arguments(long steps) {
 // Trains as train() does, without measuring the machine's peak FLOP/s.
 void run_train(const std::vector<std::string>& arguments) {
     Options o = parse_options(TRAIN, "train", arguments);
-    if (o.resume) take_options_of_run(o);
+    if (o.resume) restore_options(o);
     TrainData data = open_data(o);
     const Start start = find_start(o);
     const Config config = start.dir.empty() ? config_from_options(o, BYTE_VOCAB) : config_of_folder(o, start.dir);
     divide_data(data, o, start.dir, config);
-    note_changes(o, start.trainer, start.dir, data.train.count());
+    print_changes(o, start.trainer, start.dir, data.train.count());
     const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
     TrainingRun run(o, data, start);
     load_run(run, setup);
