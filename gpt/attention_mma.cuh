@@ -39,7 +39,7 @@ struct RowState {
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 };
 
-// Reduce a value over the four lanes that hold a row.
+// Return the sum, and the maximum, of x over the four lanes that hold a row.
 __device__ __forceinline__ float row_sum(float x) {
     x += __shfl_xor_sync(FULL_WARP, x, 1);
     return x + __shfl_xor_sync(FULL_WARP, x, 2);
@@ -113,9 +113,9 @@ __device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)
 // ---- kernels
 
 constexpr int MMA_BLOCK = 128;
-constexpr int MMA_ROWS = 16 * MMA_BLOCK / 32;   // rows of a tile: owned ones, and of the other side per step
+constexpr int MMA_ROWS = 16 * MMA_BLOCK / 32;   // rows of a tile: owned rows, or rows of the other side
 
-// Starts to load rows [row0, row0 + ROWS) of a head, or of another matrix, into a tile. Out-of-range rows (>= T) and
+// Starts to load rows [row0, row0 + ROWS) of a head (or of any matrix) into a tile. Out-of-range rows (>= T) and
 // columns (>= columns) become 0.
 template <int COLUMNS, int ROWS = MMA_ROWS>
 __device__ __forceinline__ void load_tile(char* tile, const floatX* x, int row0, int T, size_t stride,
@@ -203,8 +203,8 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
 }
 
 // Computes dQ if the block owns queries and loops over keys, or dK and dV if it owns keys and loops over queries. The
-// owned ones are the rows of its fragments. X and Y are the owned rows of Q and dO, or of K and V; A and B those of the
-// other side. The kernel for dQ runs first and writes D for both. Neither has registers left to write FP8.
+// owned side is the rows of its fragments. X and Y are the owned rows of Q and dO, or of K and V; A and B are tiles of
+// the other side. The kernel for dQ runs first and writes D for both. Neither has registers left for FP8 outputs.
 template <int HS, Owns OWNS>
 __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const floatX* dout, const floatX* qkv,
                                              const floatX* out, const float* lse_all, int T) {

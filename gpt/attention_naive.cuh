@@ -5,9 +5,9 @@
 // backward  dprobs = dout V^T;  dscores = probs * (dprobs - sum(probs * dprobs)) / sqrt(HS)
 //           dQ = dscores K;  dK = dscores^T Q;  dV = probs^T dout
 // shapes    scores, probs, dprobs (B,NH,T,T) floatX; the rest as in train_gpt.cu. dscores overwrites dprobs
-// mapping   six products by one kernel: a block computes a tile of BLOCK_M x BLOCK_M, in steps of BLOCK_M of K;
+// mapping   six products by one kernel: a block computes a tile of BLOCK_M x BLOCK_M, in steps of BLOCK_M along k;
 //           softmax: one warp per row
-// cost      bandwidth: 4*B*NH*T*T elements written and read forward, as much again backward
+// cost      bandwidth: 4*B*NH*T*T elements written and read forward, 7*B*NH*T*T backward
 // source    Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1
 #pragma once
 
@@ -60,7 +60,7 @@ __global__ void softmax_forward_kernel(floatX* probs, const floatX* scores, size
         probs[n * T + j] = static_cast<floatX>(j < keys ? __expf(static_cast<float>(in[j]) - max) / sum : 0.0f);
 }
 
-// In place: dprobs becomes dscores * scale.
+// In place: dprobs becomes dscores. scale: 1 / sqrt(HS)
 __global__ void softmax_backward_kernel(floatX* dprobs, const floatX* probs, float scale, size_t rows, int T) {
     const size_t n = warp_row();
     if (n >= rows) return;
@@ -104,7 +104,7 @@ void naive_attention_forward(floatX* out, floatX* scores, floatX* probs, const f
     head_product(heads_of(out, s), square_of<const floatX>(probs, s), V, 1, s, s.HS, s.T);
 }
 
-// dprobs (B,NH,T,T) floatX scratch
+// Writes dqkv. dprobs (B,NH,T,T): floatX scratch
 void naive_attention_backward(floatX* dqkv, floatX* dprobs, const floatX* dout, const floatX* qkv, const floatX* probs,
                               int B, int T, int NH, int HS) {
     const HeadShape s = {size_t(B), size_t(T), size_t(NH), size_t(HS), size_t(NH) * HS};

@@ -117,8 +117,8 @@ __device__ __forceinline__ void specialise_warpgroups(Produce produce, Consume c
     }
 }
 
-// Starts to load rows [row0, row0 + rows) of a head into a tile; `full` counts the bytes. In qkv, heads 0 to NH - 1 are
-// those of q, the next NH those of k, the last NH those of v.
+// Starts to load rows [row0, row0 + rows) of a head into a tile; `full` counts the bytes. In qkv, the first NH heads
+// belong to q, the next NH to k, the last NH to v.
 template <int HS>
 __device__ __forceinline__ void tma_load_tile(char* tile, int rows, const TensorMap& from, uint64_t* full, int head,
                                               int row0, int b) {
@@ -174,7 +174,7 @@ __device__ __forceinline__ int first_query(const TileScheduler& scheduler, const
 __device__ __forceinline__ int key_tiles(int query0, int rows, int T, int tile_k) {
     return (min(query0 + rows, T) + tile_k - 1) / tile_k;
 }
-// The same for a warpgroup whose first query is wg_query0; 1 if all its queries are out of range.
+// Number of key tiles of a warpgroup whose first query is wg_query0; 1 if all its queries are out of range.
 __device__ __forceinline__ int warpgroup_key_tiles(int wg_query0, int T, int tile_k) {
     return wg_query0 < T ? key_tiles(wg_query0, WGMMA_M, T, tile_k) : 1;
 }
@@ -222,8 +222,8 @@ __device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shar
     }
 }
 
-// A consumer warpgroup of forward. S of tile j starts before O += P V of tile j - 1, so softmax j overlaps with the
-// latter.
+// A consumer warpgroup of forward. S of tile j starts before O += P V of tile j - 1, so softmax j overlaps with that
+// product.
 template <int HS>
 __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* lse,
                                                  typename ForwardShape<HS>::Shared& shared,
@@ -369,7 +369,7 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
         float S[TILE_K / 2], dP[TILE_K / 2], lse[2], D[2];
         HeadAccumulator<HS> dQ = {};
         uint32_t dS[TILE_K / 16][4];
-        PipelineState<Shape::STAGES> now = k;   // K of tile j; k is one tile behind, which dQ still reads
+        PipelineState<Shape::STAGES> now = k;   // K of tile j; k is one tile behind: dQ still reads that one
         auto start_tile = [&] {
             wait_full(shared.k, now);
             wait_full(shared.v, v);
@@ -501,7 +501,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
     const BackwardDescriptors<HS, TILE_Q> in(shared.K, shared.V, shared.Q[0], shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
     PipelineState<1> k, next_work;
-    PipelineState<Shape::STAGES> q, read;   // read: one tile behind q, which dV and dK still read
+    PipelineState<Shape::STAGES> q, read;   // read: one tile behind q; dV and dK still read it
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
         const WorkTile work = work_tile(scheduler, i);
         const int key0 = work.tile * Shape::TILE_K;

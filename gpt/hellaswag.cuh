@@ -1,7 +1,7 @@
 // HellaSwag: questions with a context and four endings, one of which is the original continuation (Zellers et al. 2019,
 // "HellaSwag: Can a Machine Really Finish Your Sentence?"). The model's answer is the ending with the lowest loss given
 // the context: the sum over its tokens (accuracy), or their mean, which does not favour short endings (acc_norm). With
-// the mean, as in llm.c, GPT-2 124M answers 0.2955 of the 10,042 correctly; other programs divide by bytes, not tokens.
+// the mean, as in llm.c, GPT-2 124M answers 29.55 % of 10,042 correctly; other programs divide by bytes, not tokens.
 //
 // The file format is llm.c's, little-endian; scripts/prepare_hellaswag.py writes it:
 //
@@ -92,8 +92,8 @@ std::vector<Question> read_questions(const std::string& path, int V, int T) {
 
 // ---- losses -------------------------------------------------------------------------------------
 
-// Sequences are batched by length, and padded to the longest of their batch, rounded up to a multiple of LENGTH_STEP:
-// few matmul shapes occur, and few tokens are padding.
+// Sequences are batched by length and padded to the longest of their batch, rounded up to a multiple of LENGTH_STEP, so
+// that there are few matmul shapes and few padding tokens.
 constexpr size_t LENGTH_STEP = 8;
 
 // [question][ending]: the loss summed over the ending's tokens.
@@ -164,7 +164,7 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
 
 enum class By { SUM, MEAN };
 
-// Returns the ending with the lowest loss; the first of several.
+// Returns the ending with the lowest loss; of equal ones, the first.
 size_t answer(const Question& question, std::vector<double> losses, By by) {
     for (size_t e = 0; e < losses.size(); e++) {
         if (!std::isfinite(losses[e])) throw Failure("HellaSwag: the loss of an ending is %f", losses[e]);

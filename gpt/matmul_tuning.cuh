@@ -1,5 +1,5 @@
-// --matmul-tuning on: times cuBLASLt's algorithms for each matmul shape (train_gpt.cu, section "matmul"), selects the
-// fastest. Included by train_gpt.cu.
+// --matmul-tuning on: times cuBLASLt's algorithms for each matmul shape (train_gpt.cu, section "matmul") and selects
+// the fastest. Included by train_gpt.cu.
 //
 // Before a run starts, one pass through the model records the matmuls of a micro-step and fills the activations (a GPU
 // multiplies zeros faster). Then each shape for which cuBLASLt offers several algorithms is timed with each of them, on
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-constexpr int TUNING_ROUNDS = 5;   // after a warm-up round; each round times every algorithm, as clock rates drift
+constexpr int TUNING_ROUNDS = 5;   // plus a warm-up; each round times every algorithm, because clock rates drift
 constexpr int TUNING_FORMAT = 3;   // version of the file
 
 // A short matmul runs for less time than the CPU needs to launch it. So two events enclose several launches, about
@@ -118,7 +118,7 @@ std::map<std::string, Choices> read_choices(const std::string& path, std::string
     return {};
 }
 
-// Adds choices to those in the file, which another process may have changed since it was read. Replaces it atomically.
+// Adds choices to the file, which another process may have changed since it was read, and replaces it atomically.
 void write_choices(const std::string& path, const Choices& known) {
     if (path.empty()) throw Failure("neither XDG_CACHE_HOME nor HOME names a folder");
     std::string reported;

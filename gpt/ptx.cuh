@@ -105,8 +105,8 @@ template <int N> __device__ __forceinline__ void cp_async_wait() {
 
 // ---- Hopper: mbarriers, which count arrivals and bytes
 
-// Sets up a barrier in shared memory. A phase completes after `arrivals` arrivals, when all expected bytes have been
-// copied; the next phase starts at once. "mbarrier"
+// Initialises a barrier in shared memory. A phase completes when `arrivals` threads have arrived and all expected bytes
+// have been copied; the next phase starts at once. "mbarrier"
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -233,7 +233,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 
-// Lowers or raises the warpgroup's registers per thread to N, from the number that the launch gave. "setmaxnreg"
+// Lowers (dec) or raises (inc) the registers per thread of this warpgroup from the launch's number to N. "setmaxnreg"
 template <int N> __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
@@ -272,7 +272,7 @@ bool compiled_with_wgmma() {
 
 constexpr int TILE_ALIGNMENT = 1024;   // bytes; the 128-byte swizzle of TMA and wgmma repeats after 1024
 
-// Blocks of 64 columns and bytes of a tile of `rows` rows of a head.
+// Return the number of 64-column blocks in a tile, and the bytes of a tile of `rows` rows.
 __host__ __device__ constexpr int column_blocks(int HS) { return (HS + TILE_COLUMNS - 1) / TILE_COLUMNS; }
 __host__ __device__ constexpr int tile_bytes(int rows, int HS) { return rows * column_blocks(HS) * TILE_ROW_BYTES; }
 
@@ -384,7 +384,7 @@ __device__ __forceinline__ void release(Ring<STAGES, PRODUCERS>& ring, PipelineS
     state.advance();
 }
 
-// Returns the descriptor of an address `bytes` further on: the low bits of a descriptor are an address / 16.
+// Returns the descriptor of an address that is `bytes` higher: a descriptor's low bits are an address / 16.
 __device__ __forceinline__ uint64_t offset_by(uint64_t descriptor, int bytes) { return descriptor + bytes / 16; }
 // Returns the descriptor with this stride between blocks of 64 columns, for Major::MN (wgmma_descriptor sets 16 bytes).
 __device__ __forceinline__ uint64_t mn_major(uint64_t descriptor, int column_block_bytes) {
@@ -405,8 +405,8 @@ template <int COUNT> struct Warpgroups {
 // First row of this consumer warp in the block's work tile.
 __device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
 
-// Makes the consumer warpgroups issue their products in cyclic order (CUTLASS: OrderedSequenceBarrier), so that the
-// products of one run during the arithmetic of another. Each warpgroup has a named barrier, whose phase completes when
+// Makes the consumer warpgroups issue their products in cyclic order (CUTLASS: OrderedSequenceBarrier), so that one
+// warpgroup's products run during another's arithmetic. Each warpgroup has a named barrier, whose phase completes when
 // the warpgroup waits and the one before it has arrived. Nothing waits for the last arrive() of a block.
 template <int CONSUMERS> struct OrderedBarrier {
     int group;
@@ -433,10 +433,10 @@ struct TensorMap {
     const void* data;   // for the trace
 };
 
-// extents: n0 to n3; strides: of n1 to n3, in bytes
+// Returns a tensor map. extents: n0 to n3; strides: of n1 to n3, in bytes; rows: of the box
 TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], const uint64_t (&strides)[3],
                           uint32_t rows) {
-    static const auto encode = [] {   // a function of the driver: looked up, as a build machine may have no driver
+    static const auto encode = [] {   // driver function, looked up at run time: build machines may have no driver
         void* function = nullptr;
         cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050

@@ -61,7 +61,7 @@ struct Recorder {
 
 static Recorder recorder;
 
-// Called before and after work is put on a stream: names it for profilers (NVTX) and, while recording, times it.
+// Called before and after work is enqueued on a stream: name it for profilers (NVTX) and, while recording, time it.
 void begin_work(const char* name, cudaStream_t stream) {
     nvtxRangePushA(name);
     if (recorder.on)

@@ -75,7 +75,7 @@ def shape(run):
 
 
 def references(runs):
-    """Returns (losses, accuracies), each {name: value}, of the GPT-2 models that have the shape of one of the runs.
+    """Returns (losses, accuracies), each {name: value}, of the GPT-2 models with the same shape as one of the runs.
     Losses are comparable only for runs on OpenWebText."""
     shapes = {shape(run) for run in runs} & GPT2.keys()
     on_openwebtext = {shape(run) for run in runs if "openwebtext" in str(run.record.get("options", {}).get("data"))}

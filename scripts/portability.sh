@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds and runs the tests with compilers and for processors other than those that make chooses. Warnings are errors. Prints a line for each configuration, then "N passed, N failed".
+# Builds and runs the tests with compilers and for processors other than those that make chooses. Warnings are errors.
+# Prints a line for each configuration, then "N passed, N failed".
 #
 #   scripts/portability.sh            every configuration whose compiler is installed
 #   scripts/portability.sh NAME...    these configurations; a missing compiler is a failure
@@ -18,7 +19,7 @@ configure() {
     program=fp32-1 parts=$numbers
     case $1 in
     clang++-14) variables=(CXX=clang++-14 MARCH=x86-64-v3) program=bf16-32 ;;
-    clang++-22) # warns of deprecated declarations in the headers of g++ 12
+    clang++-22) # warns about deprecated declarations in the headers of g++ 12
         variables=(CXX=clang++-22 CPPFLAGS=-Wno-deprecated-declarations) ;;
     g++-11)     # for a processor without AVX, where oneDNN has no BF16 matmul
         variables=(CXX=g++-11 MARCH=x86-64-v2 TEST_RUNNER='env DNNL_MAX_CPU_ISA=SSE41')

@@ -32,8 +32,8 @@ START = None            # marks the start of a document in lists of texts; becom
 
 def read_text(path):
     """Yields START and pieces of a text file, cut where a cut does not change the tokens: before a space or line break
-    that ends a word. GPT-2 splits text into words before it merges bytes to tokens, and a word that is not white space
-    has a space only at its start."""
+    that ends a word. GPT-2 splits text into words before it merges bytes into tokens, and a word that is not white
+    space has a space only at its start."""
     with open(path, encoding="utf-8", newline="") as file:
         yield START
         pending, last = "", False

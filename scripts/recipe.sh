@@ -8,7 +8,7 @@
 # tokens. Each micro-batch fits into 80 GB (`./train_gpt plan` prints the memory).
 #
 # The data comes from scripts/download.sh fineweb-edu SHARDS: a shard lasts 190 steps. To train on other shards, set
-# DATA to a folder with *train*.bin and *val*.bin.
+# DATA to a folder with *train*.bin and *val*.bin files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -43,7 +43,7 @@ for wheel in "${WHEELS[@]}"; do   # one at a time: the largest takes 360 MB
     rm -r "$work/wheel"
 done
 
-# The same layout as NVIDIA's installer, and nvcc.profile, from which nvcc reads the layout
+# Same layout as NVIDIA's installer; nvcc reads it from nvcc.profile
 cp -r "$work"/headers/nvidia/*/include/. "$made/include"
 cp -r "$work"/package/usr/bin/{cudafe++,cuobjdump,fatbinary,nvdisasm,nvlink,ptxas} "$from"/bin/{nvcc,crt} "$made/bin"
 cp -r "$from/libdevice" "$made/nvvm"

@@ -1,9 +1,8 @@
 // A model of a GPU's caches: fully associative, with lines of 128 bytes and LRU replacement. Each line has four sectors
 // of 32 bytes, which are fetched one by one. NVIDIA does not document the real placement and replacement of lines.
 //
-// L1: the part of the L1/shared memory array that resident blocks' shared memory leaves free, divided by the number of
-// resident blocks; threads, shared memory and (if known) registers limit that number. Only loads by threads go through
-// L1. Stores, atomics, cp.async of 16 bytes and TMA copies go to L2.
+// L1: the part of the L1/shared memory array that resident blocks do not use as shared memory, divided by their number.
+// Threads, shared memory and (if known) registers limit that number. Only loads by threads go through L1. Stores, atomics, cp.async of 16 bytes and TMA copies go to L2.
 // L2: one for the whole GPU, empty when a kernel starts. A stored sector is written to memory once, when its line is
 // evicted.
 #pragma once

@@ -1,10 +1,10 @@
 // Vector clocks, which decide whether one access happens before another (Lamport 1978; Fidge 1988; Mattern 1989; used
 // here as by the race detector of Flanagan and Freund 2009, "FastTrack").
 //
-// An actor is a thread of the block or a source of asynchronous accesses: the TMA copies of one mbarrier, or the wgmma
-// of one warp. Each actor counts ticks. A thread's vector clock holds, for each actor, the latest tick whose accesses
-// happen before the thread's next access. Threads that synchronise take the maximum of their clocks and start a new
-// tick, because their later accesses are not yet ordered.
+// An actor is a thread of the block, or a source of asynchronous accesses: the TMA (Tensor Memory Accelerator) copies
+// of one mbarrier, or the wgmma of one warp. Each actor counts ticks. A thread's vector clock holds for each actor the
+// latest tick whose accesses happen before the thread's next access. Threads that synchronise take the maximum of their
+// clocks and start a new tick, because the maximum must not cover their later accesses.
 #pragma once
 
 #include <stddef.h>
@@ -41,13 +41,13 @@ struct Ticks {
 };
 using Clock = std::shared_ptr<const Ticks>;   // null: all zero
 
-// An actor's vector clock at one moment, and its own tick.
+// The vector clock and the own tick of an actor at one moment.
 struct Moment {
     Clock clock;
     unsigned actor = 0;
     Tick own = 0;
 
-    // Fast test whether an entry (shadow.h) happens before this moment; may return false although it does.
+    // Fast test: returns true only if an entry (shadow.h) happens before this moment, but not in every such case.
     template <class Entry> bool surely_covers(unsigned my_first, uint32_t my_lane, const Entry& entry) const
     {
         if (entry.first_actor == my_first && entry.lanes == my_lane) return true;

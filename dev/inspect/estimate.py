@@ -1,20 +1,20 @@
 """A roofline model: estimates a launch's time from its work and a GPU's data sheet. Nothing here is measured.
 
-Each rate is the fraction of the data sheet's rate that good kernels attain; its comment says why. A launch takes the
-longest of
+MEMORY_SHARE to FP32_SHARE are the fractions of the data sheet's rates that good kernels attain. The estimate of a
+launch is the longest of
 
     memory              bytes / bandwidth
     L2                  bytes / L2's bandwidth, or the bandwidth of the multiprocessors that have a block
     L1 and shared       wavefronts: both are one memory, which delivers 128 bytes per clock
     special functions   exp2 and similar functions: 16 per clock
     tensor cores        FLOPs / rate; plus the instructions of a softmax between products, if the kernel has one
-    a launch            the shortest possible kernel
+    a launch            the time of the shortest kernel
 
 A warp does not multiply during its softmax, and other warps fill that gap only partly. The model adds the times of
 products and softmax, which is within 15 % of cuDNN's causal forward on an H100. With ping-pong scheduling of
-warpgroups (FlashAttention-3), part of the shorter one is hidden. Each work tile of a block starts and ends with
-products and stores that nothing overlaps. Both constants are fitted to FlashAttention-3's forward, at T = 1024, 2048,
-8192, 16384 (TFLOP/s):
+warpgroups (FlashAttention-3), part of the shorter time is hidden. Each work tile of a block starts and ends with
+products and stores that nothing overlaps. TURNS_OVERLAP and PIECE_SECONDS are fitted to FlashAttention-3's forward, at
+T = 1024, 2048, 8192, 16384 (TFLOP/s):
 
     heads of 64    published 265 371 460 473    estimated 266 353 447 468
     heads of 128   published 423 521 602 616    estimated 342 429 529 551
@@ -31,8 +31,8 @@ from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SPECIAL
 MEMORY_SHARE = 0.92         # a large copy on HBM or GDDR6X: the rest is refresh and read-write turnaround
 L2_SHARE = 0.65             # microbenchmarks of A100 and H100 read 5 to 6 TB/s of about 9
 L1_SHARE = 0.9              # wavefronts: dependent instructions leave gaps
-TENSOR_SHARE = 0.70         # large BF16 products by cuBLASLt on a 700 W H100, whose power limit lowers the clock under
-                            # full load; also used for FP8
+TENSOR_SHARE = 0.70         # large BF16 products by cuBLASLt on an H100, whose power limit of 700 W lowers the clock
+                            # under full load; also used for FP8
 FP32_SHARE = 0.85           # large FP32 products by cuBLASLt
 TURNS_OVERLAP = 0.55        # ping-pong scheduling: hidden part of the shorter of products and softmax; see above
 PIECE_SECONDS = 4.5e-6      # overhead per work tile of attention, in a block; see above

@@ -43,8 +43,8 @@ using json = nlohmann::ordered_json;
 constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", "copy engine", "wgmma"};
 
 // How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses.
-// In a grid with a second dimension, the work of a block may depend on blockIdx.x (as in attention), so whole rows of
-// blocks are recorded, unless a row has more than `far_too_many` accesses.
+// In a grid with a second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of
+// blocks are recorded, until `far_too_many` accesses.
 struct Limits {
     uint64_t blocks, accesses, too_many, far_too_many;
 };
@@ -287,9 +287,9 @@ struct PendingCopy {
 
 struct Thread {
     Clock clock, fenced;     // fenced: accesses that are visible to TMA and wgmma (after fence.proxy.async)
-    Clock released;          // clock at the last __threadfence: acquired by blocks that see a later atomic
+    Clock released;          // clock at the last __threadfence; blocks that see a later atomic acquire it
     Tick own = 1;
-    Clock passed;            // steps that have executed by now; their accesses need not be visible yet
+    Clock passed;            // latest step of each thread that has certainly executed; says nothing about visibility
     Tick step = 1;
     bool is_over = false;
     uint32_t stack = 0;
@@ -454,7 +454,7 @@ static void report_race(Space space, uint64_t at, const Entry& entry, const NewA
 }
 
 // Returns whether to keep a read entry of another block. Entries of two other blocks are enough: a block that writes
-// there later is not both of them. Further reads by those two blocks are merged.
+// there later races with at least one of them. Further reads by those two blocks are merged.
 static bool keep_of_others(Entry* (&others)[2], Entry& entry)
 {
     for (Entry*& other : others) {
@@ -922,8 +922,8 @@ bool is_removed(const char* name, const void* site)
     return removed.count(number_of(site)) > 0;
 }
 
-// Notes that these threads have all reached this point. Unlike meet(), this does not order their accesses: a warp-wide
-// instruction such as ldmatrix requires its lanes to execute it together, but is not a memory fence.
+// Records that all these threads have reached this point. Unlike meet(), this does not order their accesses: the
+// lanes of a warp execute an instruction such as ldmatrix together, but it is not a memory fence.
 static void pass(const std::vector<unsigned>& group)
 {
     std::vector<Moment> moments;
@@ -956,7 +956,7 @@ static void meet(const std::vector<unsigned>& group)
     pass(group);
 }
 
-// __syncthreads: orders all threads of the block, also those that have exited.
+// __syncthreads: orders the accesses of all threads of the block, also of those that have exited.
 void barrier_completed(const char*)
 {
     if (!recording) return;
@@ -1045,9 +1045,9 @@ void arrived(const void* barrier, const void* site)
     me().registers.drop_all();
 }
 
-// Ends a phase of an mbarrier; the TMA copies that the phase counts have completed too. A wait names only the parity of
-// a phase: a thread that waits for the previous phase must have seen its end by now. Otherwise the wait may begin after
-// this phase ends, sees the same parity as before the previous phase, and blocks until the next phase ends.
+// Ends a phase of an mbarrier, and with it the TMA copies that the phase counts. A wait specifies only the parity of a
+// phase, so a thread that waits for the previous phase must have seen its end by now. Otherwise the wait may begin
+// after this phase: it then sees the parity from before the previous phase and blocks until the next phase ends.
 void phase_completed(const void* barrier, unsigned parity)
 {
     if (!recording) return;
@@ -1130,7 +1130,7 @@ void cp_async_wait(unsigned pending)
     complete_copies(done, t.own);
 }
 
-// Begins a TMA copy. The actor of its accesses is the mbarrier that counts its bytes; their tick is its current phase.
+// Begins a TMA copy. The actor of its accesses is the mbarrier that counts the bytes; the tick is the current phase.
 unsigned load_issued(const void* barrier, const void* site)
 {
     if (!recording) return 0;

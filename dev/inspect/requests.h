@@ -2,10 +2,10 @@
 //
 // sectors     Global memory is transferred in sectors of 32 bytes, four to a cache line (CUDA C++ Best Practices Guide,
 //             "Coalesced Access to Global Memory"). Minimum: the distinct bytes divided by 32, rounded up.
-// wavefronts  Shared memory has 32 banks of 4 bytes. In one cycle each bank delivers one word, to any number of lanes;
-//             different words of one bank take one cycle each (CUDA C++ Programming Guide, "Shared Memory" of 5.x).
-//             Wider accesses are split: 64 bits into half warps, 128 bits into quarter warps. Minimum: one cycle for
-//             each part with an active lane.
+// wavefronts  Shared memory has 32 banks of 4 bytes. In one wavefront (a cycle) each bank delivers one word, to any
+//             number of lanes; different words of one bank take one wavefront each (CUDA C++ Programming Guide,
+//             "Compute Capability 5.x", "Shared Memory"). Wider accesses are split: 64 bits into half warps, 128 bits
+//             into quarter warps. Minimum: one wavefront for each part with an active lane.
 #pragma once
 
 #include "clocks.h"
@@ -36,7 +36,7 @@ struct Request {
         return all;
     }
 
-    // All lanes access aligned elements of the same size, so distinct elements do not overlap.
+    // Returns the minimum of sectors. All elements are aligned and of one size, so distinct ones do not overlap.
     uint64_t least_sectors() const { return (units(bytes).size() * bytes + SECTOR - 1) / SECTOR; }
 
     struct Wavefronts { uint64_t taken, least; };

@@ -126,7 +126,7 @@ class Kernel:
         self.uninitialised = self.find_hazards(symbols, "uninitialised")
 
     def find_registers(self, registers):
-        """Looks a kernel up by its symbol; else by its name, because the emulator's types may change the symbol."""
+        """Looks a kernel up by symbol, else by name: the emulator's types may change the symbol."""
         found = registers.get(self.raw["symbol"])
         if not found:
             same = [figures for symbol, figures in registers.items() if bare_name(self.names[symbol]) == self.name]

@@ -63,8 +63,8 @@ def barriers_of(results):
 def report_barriers(raw, unnecessary, run_again):
     """Removes each barrier in turn, records its kernels again and prints a row. A barrier is needed if its removal
     causes a race or an uninitialised read, or stops the program; one without such a fault may be needed at other sizes.
-    unnecessary: {start of a line: reason for a barrier that this run does not need}. Returns 1 if a barrier is not as
-    expected there."""
+    unnecessary: {start of a line: reason why this run does not need its barrier}. Returns 1 if a result differs from
+    `unnecessary`."""
     results = Results(raw)
     barriers = barriers_of(results)
     # INSPECT_KERNEL selects one name only: for a barrier in several kernels, all kernels are recorded.

@@ -2,8 +2,8 @@
 //
 // Two accesses race if they touch a common byte, different actors make them, at least one is a write, at least one is
 // not atomic, and the vector clock of the later one does not cover the earlier one. A new access replaces an earlier
-// entry if the entry happens before it, it covers all bytes of the entry, and every access that would race with the
-// entry would also race with it (a write replaces reads and writes, a read replaces reads).
+// entry if it touches all bytes of the entry, the entry happens before it, and every access that would race with the
+// entry would also race with the new access (a write replaces reads and writes, a read replaces reads).
 #pragma once
 
 #include "clocks.h"
@@ -21,13 +21,13 @@ enum class Kind : uint8_t { READ, WRITE, ATOMIC };
 
 struct Entry {
     Tick tick;
-    uint32_t lanes;        // of the warp that starts at first_actor; bit 0 for other actors
+    uint32_t lanes;        // a bit per lane of the warp that starts at first_actor; for other actors bit 0
     uint32_t first_actor;
     uint32_t block;
     uint32_t site;
-    uint16_t bytes;        // one bit for each of the 16 bytes
+    uint16_t bytes;        // a bit per byte of the granule
     Kind kind;
-    bool generic;          // by a thread (generic proxy): TMA and wgmma see it only after fence.proxy.async
+    bool generic;          // through the generic proxy (by a thread): TMA and wgmma see it only after fence.proxy.async
 };
 
 class Shadow {

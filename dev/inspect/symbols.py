@@ -15,7 +15,7 @@ class Place:
     function: str       # demangled, with parameters
     file: str           # relative to the root if below it
     line: int
-    via: tuple = ()     # lines of the accessors through which it accesses memory, innermost first, as "file:line"
+    via: tuple = ()     # lines of skipped accessors (see Symbols), innermost first, as "file:line"
 
     def __str__(self):
         return f"{self.file}:{self.line}"

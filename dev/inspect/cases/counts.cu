@@ -90,8 +90,8 @@ __global__ void again(float* out, const float* a, int times)
 
 // ---- caches
 
-// Reads a row twice. The second read hits in L1 with 4 KiB; with 12 KiB only if registers limit the number of resident
-// blocks; with 512 KiB it hits in L2.
+// Reads a row twice. The second read of 4 KiB hits in L1; of 12 KiB only if registers limit the number of resident
+// blocks; of 512 KiB it hits in L2.
 template <unsigned floats>
 __global__ void row_twice(float* out, const float* in)
 {

@@ -1,5 +1,5 @@
-// Kernels with PTX instructions (the functions of dev/cpu/ptx.h): right, and with one part removed. Kernels that do not
-// finish run only if the program's argument names them. See test_inspect.py.
+// Kernels with PTX instructions (the functions of dev/cpu/ptx.h): correct, and with one part removed or moved. Kernels
+// that do not finish run only if the program's argument names them. See test_inspect.py.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
-// Kernels with a race or an uninitialised read (<false>) and their right versions (<true>), for test_inspect.py. A
-// comment after an access is its name in the test, which states the accesses that race.
+// Kernels with a race or an uninitialised read (<false>) and their correct versions (<true>), for test_inspect.py. A
+// comment after an access is its name in the test, which lists the accesses that race.
 #include <cuda_runtime.h>
 
 constexpr unsigned ALL = 0xffffffff;
@@ -131,7 +131,7 @@ __global__ void histogram(int* out, const int* in)
     if (threadIdx.x < 8) atomicAdd(out + threadIdx.x, counts[threadIdx.x]);
 }
 
-// The last block to finish adds the stores of all blocks. Order: __syncthreads, __threadfence by thread 0, atomicAdd.
+// The last block to finish adds the parts of all blocks. Order: __syncthreads, __threadfence by thread 0, atomicAdd.
 template <bool right>
 __global__ void last_block(float* parts, unsigned* count, float* out)
 {
