@@ -203,8 +203,8 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
 }
 
 // Computes dQ if the block owns queries and loops over keys, or dK and dV if it owns keys and loops over queries. The
-// owned side is the rows of its fragments. X and Y are the owned rows of Q and dO, or of K and V; A and B are tiles of
-// the other side. The kernel for dQ runs first and writes D for both. Neither has registers left for FP8 outputs.
+// owned tile gives the rows of the score fragments. X and Y are the owned rows of Q and dO, or of K and V; A and B are
+// tiles of the other side. The kernel for dQ runs first and writes D for both. Neither has registers for FP8 outputs.
 template <int HS, Owns OWNS>
 __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const floatX* dout, const floatX* qkv,
                                              const floatX* out, const float* lse_all, int T) {

@@ -24,7 +24,7 @@ __global__ void head_product_kernel(HeadMatrix<floatX> out, HeadMatrix<const flo
     const int tiles_n = (N + BLOCK_M - 1) / BLOCK_M, b = blockIdx.z, h = blockIdx.y;
     const int m0 = blockIdx.x / tiles_n * BLOCK_M, n0 = blockIdx.x % tiles_n * BLOCK_M;
     const floatX *a_head = A.at(b, h), *b_head = B.at(b, h);
-    float* a = dynamic_shared();     // (BLOCK_M, BLOCK_M): m, k
+    float* a = dynamic_shared();             // (BLOCK_M, BLOCK_M): m, k
     float* bt = a + BLOCK_M * BLOCK_M;       // (BLOCK_M, BLOCK_M): k, n
     float* c = bt + BLOCK_M * BLOCK_M;       // (BLOCK_M, BLOCK_M): m, n
     fill(c, 0, BLOCK_M * BLOCK_M);

@@ -166,15 +166,15 @@ template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
     };
 };
 
-// First query of a work tile in forward and dQ. Tile 0, the longest, has the last queries: they attend to most keys.
+// Returns the first query of a work tile (forward, dQ). Tile 0, the longest, has the last queries and so most keys.
 __device__ __forceinline__ int first_query(const TileScheduler& scheduler, const WorkTile& work, int rows) {
     return (scheduler.order.columns - 1 - work.tile) * rows;
 }
-// Number of key tiles of tile_k keys that queries [query0, query0 + rows) attend to.
+// Returns the number of key tiles (of tile_k keys) that queries [query0, query0 + rows) attend to.
 __device__ __forceinline__ int key_tiles(int query0, int rows, int T, int tile_k) {
     return (min(query0 + rows, T) + tile_k - 1) / tile_k;
 }
-// Number of key tiles of a warpgroup whose first query is wg_query0; 1 if all its queries are out of range.
+// Returns that number for a warpgroup whose first query is wg_query0; 1 if all its queries are out of range.
 __device__ __forceinline__ int warpgroup_key_tiles(int wg_query0, int T, int tile_k) {
     return wg_query0 < T ? key_tiles(wg_query0, WGMMA_M, T, tile_k) : 1;
 }

@@ -105,8 +105,8 @@ template <int N> __device__ __forceinline__ void cp_async_wait() {
 
 // ---- Hopper: mbarriers, which count arrivals and bytes
 
-// Initialises a barrier in shared memory. A phase completes when `arrivals` threads have arrived and all expected bytes
-// have been copied; the next phase starts at once. "mbarrier"
+// Initialises a barrier in shared memory. A phase completes after `arrivals` arrivals, once all expected bytes have
+// been copied; the next phase starts at once. "mbarrier"
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -296,7 +296,7 @@ __device__ __forceinline__ uint32_t pack_pair(float x, float y) {
     return bits;
 }
 
-// Row and column of this lane's element e.
+// Return the row and the column of this lane's element e.
 __device__ __forceinline__ int fragment_row(int e) { return threadIdx.x % 32 / 4 + e / 2 % 2 * 8; }
 __device__ __forceinline__ int fragment_column(int e) { return e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2; }
 
@@ -402,7 +402,7 @@ template <int COUNT> struct Warpgroups {
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
 };
 
-// First row of this consumer warp in the block's work tile.
+// Returns the first row of this consumer warp in the block's work tile.
 __device__ __forceinline__ int consumer_row() { return (threadIdx.x - WARPGROUP) / 32 * 16; }
 
 // Makes the consumer warpgroups issue their products in cyclic order (CUTLASS: OrderedSequenceBarrier), so that one
@@ -418,8 +418,8 @@ template <int CONSUMERS> struct OrderedBarrier {
     __device__ __forceinline__ void arrive() const { named_barrier_arrive(1 + (group + 1) % CONSUMERS, 2 * WARPGROUP); }
 };
 
-// First row of this consumer warpgroup in the work tile. The broadcast from lane 0 tells the compiler that the row is
-// uniform: wgmma needs descriptors in uniform registers.
+// Returns the first row of this consumer warpgroup in the work tile. The broadcast from lane 0 tells the compiler that
+// the row is uniform: wgmma needs descriptors in uniform registers.
 __device__ __forceinline__ int warpgroup_row() {
     return __shfl_sync(FULL_WARP, consumer_row() / WGMMA_M * WGMMA_M, 0);
 }

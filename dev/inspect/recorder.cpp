@@ -376,7 +376,7 @@ static std::map<const void*, Sync> syncs;
 static std::map<unsigned, Clock> acquired;       // clocks of other blocks, received through atomics
 static std::vector<Box> boxes;
 static std::vector<WgmmaProduct> wgmmas;
-static std::vector<Tick> wgmma_ticks;            // per warp: wgmma that have completed
+static std::vector<Tick> wgmma_ticks;            // per warp: completed wgmma
 
 // Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
 // instrumented copies.

@@ -3,7 +3,7 @@
 // Two accesses race if they touch a common byte, different actors make them, at least one is a write, at least one is
 // not atomic, and the vector clock of the later one does not cover the earlier one. A new access replaces an earlier
 // entry if it touches all bytes of the entry, the entry happens before it, and every access that would race with the
-// entry would also race with the new access (a write replaces reads and writes, a read replaces reads).
+// entry would also race with the new access (a write replaces every kind, a read or an atomic only its own).
 #pragma once
 
 #include "clocks.h"
