@@ -222,8 +222,7 @@ __device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shar
     }
 }
 
-// A consumer warpgroup of forward. S of tile j starts before O += P V of tile j - 1, so softmax j overlaps with that
-// product.
+// A consumer warpgroup of forward. O += P V of tile j - 1 starts after S of tile j and overlaps with softmax j.
 template <int HS>
 __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* lse,
                                                  typename ForwardShape<HS>::Shared& shared,

@@ -2,8 +2,8 @@
 // of 32 bytes, which are fetched one by one. NVIDIA does not document the real placement and replacement of lines.
 //
 // L1: the part of the L1/shared memory array that resident blocks do not use as shared memory, divided by their number.
-// Threads, shared memory and (if known) registers limit that number. Only loads by threads go through L1.
-// Stores, atomics, cp.async of 16 bytes and TMA copies go to L2.
+// Threads, shared memory and (if known) registers limit that number. Only loads by threads go through L1. Stores,
+// atomics, cp.async of 16 bytes and TMA copies go to L2.
 // L2: one for the whole GPU, empty when a kernel starts. A stored sector is written to memory once, when its line is
 // evicted.
 #pragma once
