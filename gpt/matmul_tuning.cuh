@@ -158,8 +158,9 @@ template <typename F> void tune_matmuls(Model& m, FILE* out, bool verbose, F pas
     if (has_fp8(m)) fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));
     if (!world.first()) return;
     if (verbose && tuning.timed + tuning.from_file > 0)
-        fprintf(out, "tuning     %zu shapes timed in %.1f s: %.3f ms before, %.3f ms now; %zu shapes known from %s\n",
-                tuning.timed, seconds_now() - began, tuning.first_ms, tuning.best_ms, tuning.from_file, path.c_str());
+        fprintf(out, "tuning     %zu shapes timed in %.1f s: %.3f ms with cuBLASLt's first choice, %.3f ms tuned; "
+                "%zu shapes known from %s\n", tuning.timed, seconds_now() - began, tuning.first_ms, tuning.best_ms,
+                tuning.from_file, path.c_str());
     if (tuning.timed == 0) return;
     if (!problem.empty()) fprintf(out, "tuning     %s: ignored\n", problem.c_str());
     try {
