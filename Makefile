@@ -5,39 +5,6 @@
 #   make clean           delete build/ and ./train_gpt
 #   make help            print this list
 #
-# Study kernels, with or without a GPU
-#   make kernels         each layer from naive to final kernel; KERNEL=matmul: one
-#   make inspect         profile and race-check on the CPU; FILE=mine.cu: your own
-#   make debug           build build/debug/train_gpt for gdb; PRECISION=fp32
-#
-# Measure
-#   make bench           speed on this CPU, and PyTorch's if it is installed
-#   make bench-gpu       speed on this GPU, PyTorch's, and llm.c's with LLMC=DIR
-#   make chapter         claims of the Ultra-Scale Playbook; needs matplotlib
-#   make pictures        draw the README's pictures again; needs matplotlib
-#
-# More tests
-#   make test-all        all tests in each precision, at warp widths 32 and 1
-#   make test-gpu        the tests on this machine's GPU
-#   make test-gpu-sanitize  the kernel and model tests under compute-sanitizer
-#   make test-cards      the tests on emulated GPUs; CARDS="h100 t4": on these
-#   make test-many       training on 1 to 4 emulated GPUs
-#   make test-many-gpu   training on real GPUs; N=4: on 2, 3 and 4 of them
-#   make test-asan       the tests under AddressSanitizer and UBSan
-#   make test-faults     killed runs and full disks: resuming gives equal bits
-#   make test-ports      tests with other compilers and for other processors
-#   make test-hf         checkpoints open in safetensors and transformers
-#   make test-inspect    the tests of `make inspect`
-#   make test-explorer   the memory explorer; needs Chromium and playwright
-#   make fuzz            damaged input for each parser, TIME=60 s; needs clang
-#   make mutants         do the tests find planted one-line faults? takes 1 hour
-#
-# Maintain
-#   make check-cuda      compile for each GPU: no warnings, spills or unsound SASS
-#   make check-kernels   compile dev/kernels for sm_90a: no warnings
-#   make check-headers   compile each host header of gpt/ on its own
-#   make reference       recompute data/reference/; needs PyTorch
-#
 # Variables of every command
 #   DEVICE=gpu|cpu       default: gpu if nvcc and a GPU are found
 #   PRECISION=bf16|fp16|fp32  default: BF16 if this machine is fast with it
@@ -228,6 +195,6 @@ clean:
 	rm -rf build train_gpt
 
 help:
-	@sed '/^$$/q; s/^# \{0,1\}//' Makefile
+	@for file in Makefile dev/Makefile; do sed '/^$$/q; s/^# \{0,1\}//' $$file; done
 
 include dev/Makefile
