@@ -347,10 +347,14 @@ static std::string usage_of(const Flag& flag) {
     return flag.name + std::string(flag.is_switch ? "" : " ") + flag.placeholder;
 }
 
-size_t help_width() {
+size_t terminal_columns() {
     winsize window = {};
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 ? window.ws_col : 0;
+}
+
+size_t help_width() {
     long width = 100;
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0) width = window.ws_col;
+    if (const size_t columns = terminal_columns()) width = static_cast<long>(columns);
     else if (const char* columns = getenv("COLUMNS")) parse_number(columns, width);
     return static_cast<size_t>(std::max(width, 60L));
 }

@@ -129,7 +129,8 @@ Options parse_options(Subcommand subcommand, const char* name, const std::vector
 
 // Returns the word after --help or -h, empty if it is missing; nullopt if args do not ask for help.
 std::optional<std::string> help_topic(const std::vector<std::string>& args);
-size_t help_width();   // columns of the terminal
+size_t terminal_columns();   // of standard output; 0 if it is not a terminal or its width is unknown
+size_t help_width();         // columns of --help: the terminal's, or $COLUMNS, or 100; at least 60
 // Returns the list of the options of `subcommands` or, if `topic` is not empty, help on it: a subcommand's list, a
 // flag's explanation, or gpt/options.md for the topic "markdown".
 std::string help_text(int subcommands, const std::string& topic = "", size_t width = help_width());

@@ -1,7 +1,6 @@
 #include "terminal.h"
 
 #include <errno.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,10 +62,9 @@ void Progress::show(long step, const StepResult& r) {
     mean.mfu *= relative_speed;
     const double left = (now - start_) / (step - first_) * (steps_ - step);
     const std::string line = progress_text(step, steps_, mean, left, verbose_);
-    winsize size = {};
-    const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    const size_t columns = terminal_columns();
     // The last column stays free, as some terminals wrap when it is filled.
-    if (terminal_) printf("\r%s\033[K", line.substr(0, known ? size.ws_col - 1 : 79).c_str());
+    if (terminal_) printf("\r%s\033[K", line.substr(0, columns ? columns - 1 : 79).c_str());
     else printf("%s\n", line.c_str());
     open_ = terminal_;
     fflush(stdout);
