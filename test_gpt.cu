@@ -399,24 +399,19 @@ Values layernorm_inputs(size_t N, int C) {
     return x;
 }
 
-void try_layernorm_forward(Trial& trial, size_t N, int C, bool adds) {
-    trial.at(format("N %zu, C %d%s", N, C, adds ? ", add" : ""));
-    const Values inp = layernorm_inputs(N, C), add = random_values<floatX>(N * C);
-    const Values w = random_values<floatX>(C), b = random_values<floatX>(C);
+void try_layernorm_forward(Trial& trial, size_t N, int C) {
+    trial.at(format("N %zu, C %d", N, C));
+    const Values inp = layernorm_inputs(N, C), w = random_values<floatX>(C), b = random_values<floatX>(C);
     const auto out = trial.run([&] {
-        const DeviceArray<floatX> res(N * C), out(N * C), d_inp(inp), d_add(add), d_w(w), d_b(b);
+        const DeviceArray<floatX> out(N * C), d_inp(inp), d_w(w), d_b(b);
         const DeviceArray<float> mean(N), rstd(N);
-        floatX* const none = nullptr;
-        layernorm_forward(adds ? res : none, out, mean, rstd, d_inp, adds ? d_add : none, d_w, d_b, N, C);
-        return outputs(res, out, mean, rstd);
+        layernorm_forward(out, mean, rstd, d_inp, d_w, d_b, N, C);
+        return outputs(out, mean, rstd);
     });
-    Values x = inp;
-    for (size_t i = 0; adds && i < x.size(); i++) x[i] = stored_as<floatX>(x[i] + add[i]);
-    if (adds) trial.equal("res", out[0], x);
-    const LayerNormResult expected = layernorm_loop(x, w, b);
-    trial.compare<floatX>("out", out[1], expected.out);
-    trial.compare<float>("mean", out[2], expected.mean);
-    trial.compare<float>("rstd", out[3], expected.rstd);
+    const LayerNormResult expected = layernorm_loop(inp, w, b);
+    trial.compare<floatX>("out", out[0], expected.out);
+    trial.compare<float>("mean", out[1], expected.mean);
+    trial.compare<float>("rstd", out[2], expected.rstd);
 }
 
 // The kernel adds to dinp, dw, db and, if `biased`, to dbias. Otherwise dbias must not change.
@@ -447,16 +442,16 @@ template <typename G> void try_layernorm_backward(Trial& trial, size_t N, int C,
 
 TEST("kernels: layernorm") {
     Trial forward("layernorm_forward"), backward("layernorm_backward");
-    for (const auto& [N, C] : SHAPES)
-        for (bool both : {false, true}) {
-            try_layernorm_forward(forward, N, C, both);
+    for (const auto& [N, C] : SHAPES) {
+        try_layernorm_forward(forward, N, C);
+        for (bool biased : {false, true})
             for_each_gradient_type([&, N = N, C = C](auto type) {
-                try_layernorm_backward<decltype(type)>(backward, N, C, both);
+                try_layernorm_backward<decltype(type)>(backward, N, C, biased);
             });
-        }
+    }
     // C = 4112: several packs per thread. C = 16384: a row takes most of the shared memory, so a block has fewer warps.
     for (auto [N, C] : {std::pair<size_t, int>{9, 4112}, {2, 16384}}) {
-        try_layernorm_forward(forward, N, C, true);
+        try_layernorm_forward(forward, N, C);
         if (layernorm_shared(C) <= device.properties.sharedMemPerBlockOptin)
             try_layernorm_backward<float>(backward, N, C, true);
     }
@@ -981,25 +976,28 @@ struct Matrix {
 // A, W, G: matrix types of activations, of weights and of activation gradients. The expected product is rounded before
 // bias or GELU': without an epilogue for them in cuBLASLt, a second kernel reads the stored product.
 template <typename A, typename W> void try_matmul_forward(const char* name, const std::vector<MatmulSize>& sizes) {
-    Trial trial(name);
+    Trial plain(name), residual(std::string(name) + " with a residual");
     for (const MatmulSize& s : sizes) {
         const size_t N = s.N, C = s.C, OC = s.OC;
-        trial.at(format("N %zu, C %zu, OC %zu", N, C, OC));
+        for (Trial* trial : {&plain, &residual}) trial->at(format("N %zu, C %zu, OC %zu", N, C, OC));
         const A inp(N, C, 64);
         const W w(C, OC, 0.5);
-        const Values b = random_values<floatX>(OC);
-        const auto got = trial.run([&] {
-            const DeviceArray<floatX> out(N * OC), d_b(b);
-            matmul_forward(out, inp.operand, w.operand, d_b, N, C, OC);
+        const Values b = random_values<floatX>(OC), add = random_values<floatX>(N * OC);
+        const auto run = [&](bool adds) {
+            const DeviceArray<floatX> out(N * OC), d_b(b), d_add(add);
+            floatX* const none = nullptr;
+            matmul_forward(out, inp.operand, w.operand, d_b, adds ? d_add : none, N, C, OC);
             return outputs(out);
-        });
-        Numbers expected(N * OC);
+        };
+        Numbers expected(N * OC), with_add(N * OC);
         for (size_t i = 0; i < N * OC; i++) {
             for (size_t c = 0; c < C; c++)
                 expected[i] += Number(inp.values[i / OC * C + c]) * w.values[c * OC + i % OC];
             expected[i] = stored_as<floatX>(expected[i]) + b[i % OC];
+            with_add[i] = expected[i] + add[i];
         }
-        trial.compare<floatX>("out", got[0], expected);
+        plain.compare<floatX>("out", plain.run([&] { return run(false); })[0], expected);
+        residual.compare<floatX>("out", residual.run([&] { return run(true); })[0], with_add);
     }
 }
 

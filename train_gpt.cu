@@ -186,13 +186,6 @@ template <typename T, int N> __device__ __forceinline__ void store(T* to, const 
     *reinterpret_cast<RawPack<T, N>*>(to) = raw;
 }
 
-// Rounds x to floatX.
-template <int N> __device__ __forceinline__ void round_pack(float (&x)[N]) {
-    floatX v[N];
-    from_floats(v, x);
-    to_floats(x, v);
-}
-
 // The start of a running maximum: below every logit but finite, because (-inf) - (-inf) is NaN.
 constexpr float LOWEST = -3.0e38f;
 constexpr float LOG2E = 1.4426950408889634f;   // e^x = 2^(x LOG2E); a GPU has an instruction for powers of 2
@@ -680,25 +673,24 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 }
 
 // ==== layernorm ==============================================================
-// forward   res = inp + add   (if `add` is given: the residual addition before the LayerNorm)
-//           out = xhat * w + b,   xhat = (res - mean) * rstd,   rstd = 1 / sqrt(var + 1e-5)  per row
+// forward   out = xhat * w + b,   xhat = (inp - mean) * rstd,   rstd = 1 / sqrt(var + 1e-5)  per row
 // backward  g = dout * w;  dinp += rstd * (g - avg(g) - xhat * avg(g * xhat))
 //           dw += sum of dout * xhat,   db += sum of dout, over rows
-//           dbias += sum of the new dinp over rows: the gradient of the bias of the matmul whose output was `add`.
+//           dbias += sum of the new dinp over rows: the gradient of the bias of the matmul whose output was `inp`.
 //           Computing it here saves reading dinp once more
-// shapes    inp, add, res, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
+// shapes    inp, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
 // mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row stays in shared memory
 //           for the variance and the output. Backward: a block processes rows blockIdx.x, blockIdx.x + gridDim.x, ...;
 //           a thread owns packs of columns and keeps their sums over the block's rows in its own part of shared memory.
 //           The second pass over a row reads it from the L1 cache
-// cost      bandwidth: forward reads 2, writes 2 of N*C elements; backward reads 3 (dout, inp, dinp), writes 1
+// cost      bandwidth: forward reads 1, writes 1 of N*C elements; backward reads 3 (dout, inp, dinp), writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 // variants  dev/kernels/layernorm.cu
 
 constexpr float LAYERNORM_EPS = 1e-5f;
 
-__global__ void layernorm_forward_kernel(floatX* res, Out<e4m3> out, float* mean, float* rstd, const floatX* inp,
-                                         const floatX* add, const floatX* w, const floatX* b, size_t N, int C) {
+__global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd, const floatX* inp, const floatX* w,
+                                         const floatX* b, size_t N, int C) {
     const size_t n = warp_row();
     if (n >= N) return;
     Writer<e4m3, Reach::WARP> writer(out);
@@ -706,12 +698,6 @@ __global__ void layernorm_forward_kernel(floatX* res, Out<e4m3> out, float* mean
     float v[PACK], u[PACK], s[PACK], sum[PACK] = {}, squares[PACK] = {};
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {   // a lane reads back only its own packs: no barrier
         load(v, inp + n * C + i);
-        if (add) {
-            load(u, add + n * C + i);
-            for (int k = 0; k < PACK; k++) v[k] += u[k];
-            round_pack(v);   // backward reads the rounded row
-            store(res + n * C + i, v);
-        }
         store(row + i, v);
         for (int k = 0; k < PACK; k++) sum[k] += v[k];
     }
@@ -797,13 +783,12 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
 // Returns the bytes of shared memory of a block of backward. Forward needs one row of floatX for each warp.
 size_t layernorm_shared(int C) { return MAX_GRADS * C * sizeof(float); }
 
-// With add == nullptr it normalises inp itself and does not write res.
-void layernorm_forward(floatX* res, const Operand& out, float* mean, float* rstd, const floatX* inp, const floatX* add,
-                       const floatX* w, const floatX* b, size_t N, int C) {
+void layernorm_forward(const Operand& out, float* mean, float* rstd, const floatX* inp, const floatX* w, const floatX* b,
+                       size_t N, int C) {
     const size_t row_bytes = C * sizeof(floatX), fit = SHARED_WITHOUT_OPT_IN / row_bytes;
     const size_t warps = std::clamp(fit, size_t{1}, size_t{BLOCK_WARPS});
-    launch("layernorm_forward", layernorm_forward_kernel, ceil_div(N, warps), warps * WARP_SIZE, warps * row_bytes, res,
-           out.to<e4m3>(), mean, rstd, inp, add, w, b, N, C);
+    launch("layernorm_forward", layernorm_forward_kernel, ceil_div(N, warps), warps * WARP_SIZE, warps * row_bytes,
+           out.to<e4m3>(), mean, rstd, inp, w, b, N, C);
     out.finish(N * C);
 }
 
@@ -1596,9 +1581,9 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 
 // ==== matmul =================================================================
 // out (M,N) = A (M,K) B (K,N), all row-major; A and B may be stored transposed
-// forward   out = inp w + b
+// forward   out = inp w + b, or out = inp w + b + add: the residual addition
 // backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows (section "bias")
-// shapes    inp (N,C), w (C,OC), out (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
+// shapes    inp (N,C), w (C,OC), out, add (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
 //           operands gives out^T = B^T A^T. Bias and GELU' are epilogues. GELU forward is not: --recompute computes it
 //           from the stored pre-activation and must get the same bits. FP8 operands are contiguous along K
@@ -1668,6 +1653,7 @@ struct Product {
     MatmulShape shape;
     const float *a_factor = nullptr, *b_factor = nullptr;   // for FP8 operands: 1 / scale, in device memory
     const void* epilogue_data = nullptr;   // the bias (N) or the pre-activation (M,N), floatX
+    const void* add = nullptr;             // (M,N), as out, for Into::ADD: what is added; null: the old out
 };
 
 // cuBLASLt's description of one shape, created once and kept until the program ends.
@@ -1746,8 +1732,9 @@ MatmulPlan& matmul_plan(const Product& p) {
 
 cublasStatus_t multiply(const MatmulPlan& plan, const Product& p, const cublasLtMatmulAlgo_t& algorithm) {
     const float alpha = 1, beta = p.shape.into == Into::ADD ? 1 : 0;
+    const void* added = p.add ? p.add : p.out;
     set_pointers(plan, p);
-    return cublasLtMatmul(device.matmul, plan.operation, &alpha, p.b, plan.a, p.a, plan.b, &beta, p.out, plan.out,
+    return cublasLtMatmul(device.matmul, plan.operation, &alpha, p.b, plan.a, p.a, plan.b, &beta, added, plan.out,
                           p.out, plan.out, &algorithm, device.matmul_workspace, matmul_workspace_bytes(),
                           device.stream);
 }
@@ -1758,8 +1745,9 @@ bool try_matmul(const Product& p) {
     if (plan.algorithms.empty()) return false;
     plan.last = p;
     auto work = [&] { check(multiply(plan, p, plan.algorithms[0]), "cublasLtMatmul"); };
-    if (p.shape.into == Into::ADD) on_stream("matmul", device.stream, work, updated(p.out), p.a, p.b, p.epilogue_data);
-    else on_stream("matmul", device.stream, work, p.out, p.a, p.b, p.epilogue_data);
+    const bool updates = p.shape.into == Into::ADD && !p.add;
+    if (updates) on_stream("matmul", device.stream, work, updated(p.out), p.a, p.b, p.epilogue_data);
+    else on_stream("matmul", device.stream, work, p.out, p.a, p.b, p.epilogue_data, p.add);
     return true;
 }
 
@@ -1774,12 +1762,15 @@ Product fp8_product(void* out, const Operand& a, const void* a8, const Operand& 
             &a.scale->inverse, &b.scale->inverse};
 }
 
-// out (N,OC) = inp (N,C) w (C,OC) + b (OC)
-void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const floatX* b, size_t N, size_t C, size_t OC) {
+// out (N,OC) = inp (N,C) w (C,OC) + b (OC) + add (N,OC), rounded once. add may be null, and must not be out.
+void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const floatX* b, const floatX* add, size_t N,
+                    size_t C, size_t OC) {
     Product p = {out, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}};
     if (inp.fp8) p = fp8_product(out, inp, inp.fp8, w, w.transposed, N, OC, C);
     p.shape.epilogue = Epilogue::BIAS;
     p.epilogue_data = b;
+    p.shape.into = add ? Into::ADD : Into::ASSIGN;
+    p.add = add;
     matmul(p);
 }
 
@@ -2025,8 +2016,8 @@ struct Activations {
     // Kept from forward to backward, or recomputed. res1, res2: the residual stream before attention, before the MLP.
     Tensor<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu, scores, probs;
     Tensor<float> ln1_mean, ln1_rstd, lse, ln2_mean, ln2_rstd;
-    // One copy for the model. `sub_out` is a sublayer's output, which the next LayerNorm adds to the residual stream.
-    Tensor<floatX> sub_out, resf, lnf, logits;
+    // One copy for the model. resf: the residual stream after the last layer.
+    Tensor<floatX> resf, lnf, logits;
     Tensor<float> lnf_mean, lnf_rstd, losses;
     // Gradients of activations, of one layer at a time.
     Tensor<floatX> dres, dln, dqkv, datt, dfc, dprobs;
@@ -2143,7 +2134,6 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         row (a.ln2_rstd, "ln2_rstd", {N},        only_none),
         rowX(a.fc,       "fc",       {N, 4 * C}, except_full),
         rowX(a.gelu,     "gelu",     {N, 4 * C}, in_floatX),
-        rowX(a.sub_out,  "sub_out",  {N, C},     1),
         rowX(a.resf,     "resf",     {N, C},     1),
         rowX(a.lnf,      "lnf",      {N, C},     1),
         row (a.lnf_mean, "lnf_mean", {N},        1),
@@ -2521,8 +2511,8 @@ void init_parameters(Model& m, uint64_t seed) {
 }
 
 // ==== forward ================================================================
-// A block adds twice to the residual stream: res2 = res1 + attproj(attention(ln1)), and the next block's res1 = res2 +
-// fcproj(gelu(fc(ln2))). The LayerNorm after each addition computes it too; until then `sub_out` holds the addend.
+// A block adds twice to the residual stream: res2 = res1 + attproj(attention(ln1)), and the next block's res1, or resf
+// after the last block, = res2 + fcproj(gelu(fc(ln2))). The matmuls attproj and fcproj compute these sums.
 
 // att = attention(qkv), by the kernels of --attention, or by decode attention if there are past tokens.
 void attend(Model& m, size_t l, const Operand& att, const ForwardPass& p) {
@@ -2544,17 +2534,15 @@ void forward_block(Model& m, size_t l, const ForwardPass& p) {
     const size_t N = p.N(), C = m.config.channels;
     recorder.at("forward", l);
     floatX* qkv = a.qkv(l) + p.past * 3 * C;
-    const floatX* inp = l == 0 ? a.res1(0) : a.res2(l - 1);   // res1(0) is the embedding: nothing to add
-    const floatX* add = l == 0 ? nullptr : a.sub_out();
-    /* 1 */ layernorm_forward(a.res1(l), x.ln1, a.ln1_mean(l), a.ln1_rstd(l), inp, add, w.ln1w(l), w.ln1b(l), N, C);
-    /* 2 */ matmul_forward(qkv, x.ln1, x.qkvw, w.qkvb(l), N, C, 3 * C);
+    floatX* out = l + 1 < static_cast<size_t>(m.config.layers) ? a.res1(l + 1) : a.resf();
+    /* 1 */ layernorm_forward(x.ln1, a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), w.ln1w(l), w.ln1b(l), N, C);
+    /* 2 */ matmul_forward(qkv, x.ln1, x.qkvw, w.qkvb(l), nullptr, N, C, 3 * C);
     /* 3 */ attend(m, l, x.att, p);
-    /* 4 */ matmul_forward(a.sub_out(), x.att, x.attprojw, w.attprojb(l), N, C, C);
-    /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.sub_out(),
-                              w.ln2w(l), w.ln2b(l), N, C);
-    /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), N, C, 4 * C);
+    /* 4 */ matmul_forward(a.res2(l), x.att, x.attprojw, w.attprojb(l), a.res1(l), N, C, C);
+    /* 5 */ layernorm_forward(x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), w.ln2w(l), w.ln2b(l), N, C);
+    /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), nullptr, N, C, 4 * C);
     /* 7 */ gelu_forward(x.gelu, a.fc(l), N * 4 * C);
-    /* 8 */ matmul_forward(a.sub_out(), x.gelu, x.fcprojw, w.fcprojb(l), N, 4 * C, C);
+    /* 8 */ matmul_forward(out, x.gelu, x.fcprojw, w.fcprojb(l), a.res2(l), N, 4 * C, C);
 }
 
 // Computes lnf, the output of the last LayerNorm, from tokens inp (B,T) int32 on the device.
@@ -2573,8 +2561,7 @@ void forward(Model& m, const int* inp, const ForwardPass& p) {
         forward_block(m, l, p);
     }
     recorder.at("forward", NO_LAYER);
-    layernorm_forward(a.resf(), a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.res2(L - 1), a.sub_out(), m.w.lnfw(), m.w.lnfb(),
-                      p.N(), C);
+    layernorm_forward(a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.resf(), m.w.lnfw(), m.w.lnfb(), p.N(), C);
 }
 void forward(Model& m, const int* inp) { forward(m, inp, whole_batch(m)); }
 
@@ -2624,21 +2611,17 @@ void recompute_block(Model& m, size_t l) {
         return (m.setup.matmul == MatmulIn::FP8_ALL ? in_fp8 : t).dropped();
     };
     if (dropped(a.ln1, a.ln1_8))
-        /* 1 */ layernorm_forward(nullptr, x.ln1, a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), nullptr,
-                                  w.ln1w(l), w.ln1b(l), N, C);
+        /* 1 */ layernorm_forward(x.ln1, a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), w.ln1w(l), w.ln1b(l), N, C);
     if (a.qkv.dropped())
-        /* 2 */ matmul_forward(a.qkv(l), x.ln1, x.qkvw, w.qkvb(l), N, C, 3 * C);
+        /* 2 */ matmul_forward(a.qkv(l), x.ln1, x.qkvw, w.qkvb(l), nullptr, N, C, 3 * C);
     if (a.att.dropped() || a.probs.dropped())
         /* 3 */ attend(m, l, x.att, whole_batch(m));
-    if (a.res2.dropped()) {
-        /* 4 */ matmul_forward(a.sub_out(), x.att, x.attprojw, w.attprojb(l), N, C, C);
-        /* 5 */ layernorm_forward(a.res2(l), x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res1(l), a.sub_out(),
-                                  w.ln2w(l), w.ln2b(l), N, C);
-    } else if (dropped(a.ln2, a.ln2_8))
-        /* 5 */ layernorm_forward(nullptr, x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), nullptr,
-                                  w.ln2w(l), w.ln2b(l), N, C);
+    if (a.res2.dropped())
+        /* 4 */ matmul_forward(a.res2(l), x.att, x.attprojw, w.attprojb(l), a.res1(l), N, C, C);
+    if (dropped(a.ln2, a.ln2_8))
+        /* 5 */ layernorm_forward(x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), w.ln2w(l), w.ln2b(l), N, C);
     if (a.fc.dropped())
-        /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), N, C, 4 * C);
+        /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), nullptr, N, C, 4 * C);
     if (dropped(a.gelu, a.gelu_8))
         /* 7 */ gelu_forward(x.gelu, a.fc(l), N * 4 * C);
 }

@@ -64,13 +64,13 @@ def floor_ms(case, run, ceilings):
 
 def kernel_bytes(run, seq_len):
     """Returns {kernel: minimum bytes that its launches move} in a micro-batch without recomputation, or in a step if it
-    is a kernel of the update. A LayerNorm reads and writes four tensors (N, C), N = B T; the first one's forward two.
+    is a kernel of the update. A LayerNorm reads and writes two tensors (N, C), N = B T, in forward, four in backward.
     """
     model, size_of, dtype = run["record"]["model"], run["plan"]["bytes"], BYTES[run["plan"]["precision"]]
     L, N = model["layers"], run["micro_batch"] * seq_len
     NC, logits = N * model["channels"] * dtype, N * -(-model["vocab"] // 128) * 128 * dtype
     master = 0 if run["plan"]["precision"] == "fp32" else size_of["weights"]
-    return {"layernorm_forward": (4 * (2 * L + 1) - 2) * NC, "layernorm_backward": 4 * (2 * L + 1) * NC,
+    return {"layernorm_forward": 2 * (2 * L + 1) * NC, "layernorm_backward": 4 * (2 * L + 1) * NC,
             "gelu_forward": 8 * L * NC, "bias_backward": 7 * L * NC, "embedding_forward": 2 * NC,
             "cross_entropy": 2 * logits, "norm_partials": size_of["gradients"],
             "adamw": 2 * size_of["gradients"] + 3 * 2 * size_of["adam_m"] + master}

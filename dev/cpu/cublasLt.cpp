@@ -66,7 +66,8 @@ bool usable(const cublasLtMatmulAlgo_t& algorithm)
 
 // ==== the product =======================================================================================
 
-// A product of column-major matrices: D (m, n) = alpha op(A) (m, k) op(B) (k, n) + beta D.
+// A product of column-major matrices: D (m, n) = alpha op(A) (m, k) op(B) (k, n) + beta D. Where C is not D, `finish`
+// adds it.
 struct Product {
     int64_t m, n, k;
     bool transpose_a, transpose_b;
@@ -79,6 +80,12 @@ struct Product {
 struct Target {
     void* data;
     cudaDataType_t type;
+    int64_t ld;
+};
+
+// The matrix C, of D's type.
+struct Source {
+    const void* data;
     int64_t ld;
 };
 
@@ -288,9 +295,9 @@ cudaDataType_t type_of_aux(const cublasLtMatmulDescOpaque_t& desc, cudaDataType_
     return desc.aux_type < 0 ? type_of_d : static_cast<cudaDataType_t>(desc.aux_type);
 }
 
-// Computes D = epilogue(alpha sums + beta D), a piece of a column at a time.
+// Computes D = epilogue(alpha sums + beta C), a piece of a column at a time.
 void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums, float alpha, float beta,
-            const Target& d)
+            const Source& c, const Target& d)
 {
     constexpr int64_t piece = 256;
     const auto bias_type = type_of_bias(desc, p, d.type);
@@ -304,7 +311,7 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
             load(x, at(sums.data, sums.type, j * sums.ld + i), sums.type, count);
             for (int64_t e = 0; e < count; e++) x[e] *= alpha;
             if (beta != 0) {
-                load(y, out, d.type, count);
+                load(y, at(c.data, d.type, j * c.ld + i), d.type, count);
                 for (int64_t e = 0; e < count; e++) x[e] += beta * y[e];
             }
             if (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) {
@@ -434,9 +441,10 @@ bool onednn_product(const Product& p, const void* a, const void* b, const Target
 }
 
 // Computes an FP32 product whose A fits in each core's cache (2 MB), as the weights of a small model do; returns false
-// for others. Each worker computes a part of the columns and applies the epilogue while they are in its cache.
-bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const void* a, const void* b,
-                   const Target& d)
+// for others. Each worker computes a part of the columns, adds beta C and applies the epilogue while they are in its
+// cache.
+bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const void* a, const void* b, float beta,
+                   const Source& c, const Target& d)
 {
     constexpr int64_t max_elements = 1 << 19, min_columns = 64;  // of A; per worker
     const int64_t workers = omp_get_max_threads();
@@ -452,7 +460,8 @@ bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
         done = onednn_float(columns, a, at(b, p.type_b, first * (p.transpose_b ? 1 : p.ldb)), part) && done;
         if (desc.epilogue & has_aux)
             epilogue.aux = at(desc.aux, type_of_aux(desc, d.type), first * desc.aux_ld);
-        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(epilogue, columns, part, 1, 0, part);
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT || beta != 0)
+            finish(epilogue, columns, part, 1, beta, {at(c.data, d.type, first * c.ld), c.ld}, part);
     }
     return done;
 }
@@ -583,15 +592,25 @@ struct MatmulCall {
     cublasLtMatmulDescOpaque_t desc;
     Product p;
     const void *A, *B;
+    Source c;
     Target result;
     Algorithm algorithm;
 };
+
+// D = C, for oneDNN's bfloat16 product, which adds to D.
+void copy_to_d(const Source& c, const Target& d, int64_t rows, int64_t columns)
+{
+    if (c.data == d.data) return;
+#pragma omp parallel for if (!omp_in_parallel())
+    for (int64_t j = 0; j < columns; j++)
+        memcpy(at(d.data, d.type, j * d.ld), at(c.data, d.type, j * c.ld), rows * bytes_of(d.type));
+}
 
 #ifdef CUDA_CPU_INSPECT
 // Reports the product to dev/inspect.
 void report_product(const MatmulCall& call)
 {
-    const auto& [desc, p, A, B, result, algorithm] = call;
+    const auto& [desc, p, A, B, c, result, algorithm] = call;
     const auto bytes = [](cudaDataType_t type) { return static_cast<unsigned>(bytes_of(type)); };
     const char* epilogue = desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? "bias" : desc.epilogue & has_aux ? "dgelu" : "none";
     watch::product({static_cast<size_t>(p.m), static_cast<size_t>(p.n), static_cast<size_t>(p.k),
@@ -664,12 +683,15 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
     p.alpha = 1;  // oneDNN generates code for each alpha, and scales change from call to call
     const void *const a = at(x.a, x.type, i * p.k), *const b = at(x.b, x.type, j * p.k);
     const Target part = {at(d.data, d.type, j * d.ld + i), d.type, d.ld};
+    const Source c = {at(call.c.data, d.type, j * call.c.ld + i), call.c.ld};
     const cudaDataType_t bias_type = type_of_bias(call.desc, call.p, d.type);
     const void* const bias = call.desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? at(call.desc.bias, bias_type, i) : nullptr;
 #ifdef HAVE_ONEDNN
     if (x.scale == 1 && x.type == CUDA_R_16BF && d.type != CUDA_R_16F && call.algorithm == Algorithm::fast &&
-        rounding.seed == 0 && onednn_bfloat16(p, a, b, part, bias, bias_type))
-        return;
+        rounding.seed == 0) {
+        if (p.beta != 0) copy_to_d(c, part, rows, columns);
+        if (onednn_bfloat16(p, a, b, part, bias, bias_type)) return;
+    }
 #endif
     p.beta = 0;
     const Target sums = {scratch(Scratch::sums, rows * columns), CUDA_R_32F, rows};
@@ -677,7 +699,7 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
     cublasLtMatmulDescOpaque_t epilogue = call.desc;
     epilogue.bias = bias;
     epilogue.bias_type = bias_type;
-    finish(epilogue, p, sums, x.scale, call.p.beta, part);
+    finish(epilogue, p, sums, x.scale, call.p.beta, c, part);
 }
 
 // Computes an FP8 product in tiles of a fixed size. One worker computes each tile, so the sums do not depend on the
@@ -708,7 +730,7 @@ cublasStatus_t multiply(const MatmulCall& call)
     report_product(call);
     if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
 #endif
-    const auto& [desc, product, A, B, result, algorithm] = call;
+    const auto& [desc, product, A, B, c, result, algorithm] = call;
     Product p = product;
     if (algorithm == Algorithm::slow) usleep(2000);
     if (is_fp8(p.type_a)) {
@@ -716,32 +738,34 @@ cublasStatus_t multiply(const MatmulCall& call)
         return CUBLAS_STATUS_SUCCESS;
     }
 
+    float beta_left = 0;   // for `finish`, which adds beta C
 #ifdef HAVE_ONEDNN
     const bool fused = algorithm == Algorithm::fast && rounding.seed == 0;  // product and epilogue in one step
     if (fused && p.type_a == CUDA_R_32F) {
-        if (small_product(desc, p, A, B, result)) return CUBLAS_STATUS_SUCCESS;
+        if (c.data != result.data) beta_left = std::exchange(p.beta, 0.0f);
+        if (small_product(desc, p, A, B, beta_left, c, result)) return CUBLAS_STATUS_SUCCESS;
         if (!onednn_float(p, A, B, result)) return CUBLAS_STATUS_EXECUTION_FAILED;
-        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) finish(desc, p, result, 1, 0, result);
+        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT || beta_left != 0)
+            finish(desc, p, result, 1, beta_left, c, result);
         return CUBLAS_STATUS_SUCCESS;
     }
     // oneDNN can add the bias, but before it multiplies by alpha, so alpha must be 1.
     if (fused && p.type_a == CUDA_R_16BF && !is_vector(p) &&
         (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
         const auto bias_type = type_of_bias(desc, p, result.type);
+        if (p.beta != 0) copy_to_d(c, result, p.m, p.n);
         if (onednn_bfloat16(p, A, B, result, desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr, bias_type))
             return CUBLAS_STATUS_SUCCESS;
     }
 #endif
     // The product is computed in float; the epilogue converts it to D.
     Target sums = result;
-    float beta_left = 0;
-    if (result.type != CUDA_R_32F) {
-        sums = {scratch(Scratch::sums, p.m * p.n), CUDA_R_32F, p.m};
-        beta_left = std::exchange(p.beta, 0.0f);
-    }
+    if (result.type != CUDA_R_32F) sums = {scratch(Scratch::sums, p.m * p.n), CUDA_R_32F, p.m};
+    if (c.data != sums.data) beta_left = std::exchange(p.beta, 0.0f);
     sum_up(p, A, B, sums, algorithm);
-    if (sums.data == result.data && desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
-    finish(desc, p, sums, 1, beta_left, result);
+    if (sums.data == result.data && desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT && beta_left == 0)
+        return CUBLAS_STATUS_SUCCESS;
+    finish(desc, p, sums, 1, beta_left, c, result);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -775,8 +799,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     const auto type_a = static_cast<cudaDataType_t>(a->type), type_b = static_cast<cudaDataType_t>(b->type);
     const Product p{m,  n,     k,     ta,    tb, type_a, type_b, a->ld, b->ld, *static_cast<const float*>(alpha),
                     *static_cast<const float*>(beta)};
-    if (p.beta != 0 && C != D) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const MatmulCall call{*desc, p, A, B, {D, static_cast<cudaDataType_t>(d->type), d->ld}, algorithm};
+    if (p.beta == 0) C = D, c = d;  // C is not read and may be null
+    if (C == nullptr || (C == D && c->ld != d->ld)) return CUBLAS_STATUS_INVALID_VALUE;
+    const MatmulCall call{*desc, p, A, B, {C, c->ld}, {D, static_cast<cudaDataType_t>(d->type), d->ld}, algorithm};
     if (!is_deferred(stream)) return multiply(call);
     const auto operation = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };
     return submit(stream, operation) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;

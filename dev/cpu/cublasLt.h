@@ -3,8 +3,8 @@
 // link -ldnnl), or else a correct plain loop, several times slower. Only one host thread may call these functions.
 //
 // Supported: A and B both float, both bfloat16, both half precision or both FP8. C and D have the same type: float, the
-// type of A and B, or either 16-bit type if A and B are FP8. Sums, alpha and beta are float. If beta is not 0, C and D
-// must be the same matrix. Epilogues: those below, up to DGELU. For everything else, such as batches,
+// type of A and B, or either 16-bit type if A and B are FP8. Sums, alpha and beta are float. C is D or a matrix that
+// does not overlap it. Epilogues: those below, up to DGELU. For everything else, such as batches,
 // cublasLtMatmulAlgoGetHeuristic returns no algorithm, as in cuBLASLt.
 #pragma once
 

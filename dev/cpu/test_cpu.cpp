@@ -674,7 +674,7 @@ constexpr uint32_t has_gelu = 32, has_derivative = 64, has_bias = 4;
 // The descriptors of a cublasLtMatmul call.
 struct LtCall {
     cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F};
-    cublasLtMatrixLayoutOpaque_t a, b, d;
+    cublasLtMatrixLayoutOpaque_t a, b, c, d;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;  // number of algorithms found
@@ -682,12 +682,12 @@ struct LtCall {
 
     cublasStatus_t find_algorithm()
     {
-        return cublasLtMatmulAlgoGetHeuristic(&handle, &desc, &a, &b, &d, &d, &preference, 1, &found, &count);
+        return cublasLtMatmulAlgoGetHeuristic(&handle, &desc, &a, &b, &c, &d, &preference, 1, &found, &count);
     }
-    cublasStatus_t multiply(const float& alpha, const void* A, const void* B, const float& beta, void* D,
+    cublasStatus_t multiply(const float& alpha, const void* A, const void* B, const float& beta, const void* C, void* D,
                             cudaStream_t stream = nullptr)
     {
-        return cublasLtMatmul(&handle, &desc, &alpha, A, &a, B, &b, &beta, D, &d, D, &d,
+        return cublasLtMatmul(&handle, &desc, &alpha, A, &a, B, &b, &beta, C, &c, D, &d,
                               count == 1 ? &found.algo : nullptr, nullptr, 0, stream);
     }
 };
@@ -697,20 +697,23 @@ struct Product {
     cudaDataType_t a_type, b_type, d_type;
     int m = 70, n = 45, k = 333, pad = 0;   // pad: leading dimension minus rows
     bool transpose_a = false, transpose_b = false, float_bias = false, scaled = false;
+    bool has_c = false;   // C is another matrix than D
     float alpha = 1, beta = 0, scale_a = 1, scale_b = 1;
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     cuda_cpu::Algorithm algorithm = cuda_cpu::Algorithm::fast;
     std::vector<char> d_bytes = {};   // D after error()
+    static constexpr int c_pad = 16;   // leading dimension of another C minus D's
 
     int lda() const { return (transpose_a ? k : m) + pad; }
     int ldb() const { return (transpose_b ? n : k) + pad; }
     int ldd() const { return m + pad; }
+    int ldc() const { return ldd() + (has_c ? c_pad : 0); }
     int64_t size_a() const { return int64_t{lda()} * (transpose_a ? m : k); }
     int64_t size_b() const { return int64_t{ldb()} * (transpose_b ? k : n); }
     int64_t size_d() const { return int64_t{ldd()} * n; }
 
     // Runs the product twice in the same memory. Returns whether both runs succeeded with the same bits.
-    bool run(const Numbers& a, const Numbers& b, Numbers& d, Numbers& aux, const Numbers& bias)
+    bool run(const Numbers& a, const Numbers& b, const Numbers& c, Numbers& d, Numbers& aux, const Numbers& bias)
     {
         LtCall call;
         call.desc.transpose_a = transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -724,13 +727,15 @@ struct Product {
         if (scaled) call.desc.scale_a = &scales[0], call.desc.scale_b = &scales[1];
         call.a = cuda_cpu::Matrix{nullptr, a_type, lda(), 0}.layout(transpose_a ? k : m, transpose_a ? m : k);
         call.b = cuda_cpu::Matrix{nullptr, b_type, ldb(), 0}.layout(transpose_b ? n : k, transpose_b ? k : n);
+        call.c = cuda_cpu::Matrix{nullptr, d_type, ldc(), 0}.layout(m, n);
         call.d = cuda_cpu::Matrix{nullptr, d_type, ldd(), 0}.layout(m, n);
         if (call.find_algorithm() != CUBLAS_STATUS_SUCCESS) return false;
         call.found.algo.data[0] = static_cast<uint64_t>(algorithm);
         scales[0] = scale_a;
         scales[1] = scale_b;
         const auto multiply = [&] {
-            return call.multiply(alpha, a.bytes.data(), b.bytes.data(), beta, d.bytes.data()) == CUBLAS_STATUS_SUCCESS;
+            return call.multiply(alpha, a.bytes.data(), b.bytes.data(), beta, has_c ? c.bytes.data() : d.bytes.data(),
+                                 d.bytes.data()) == CUBLAS_STATUS_SUCCESS;
         };
         const auto old_d = d.bytes;
         const bool first = multiply();
@@ -749,7 +754,8 @@ struct Product {
         const bool is_fp8 = cuda_cpu::is_fp8(a_type);
         const auto bias_type = is_fp8 && d_type == CUDA_R_32F ? CUDA_R_16BF : float_bias ? CUDA_R_32F : d_type;
         const Numbers bias(bias_type, m, random), old_d = d, old_aux = aux;
-        if (!run(a, b, d, aux, bias) || aux.bytes != old_aux.bytes) return INFINITY;
+        const Numbers c = has_c ? Numbers(d_type, int64_t{ldc()} * n, random) : d;
+        if (!run(a, b, c, d, aux, bias) || aux.bytes != old_aux.bytes) return INFINITY;
         d_bytes = d.bytes;
         const double epsilon = d_type == CUDA_R_32F ? 0x1p-21 : d_type == CUDA_R_16F ? 0x1p-11 : 0x1p-8;
         double worst = 0;
@@ -765,7 +771,7 @@ struct Product {
                 size += std::fabs(term);
             }
             const double factor = double{alpha} * scale_a * scale_b;
-            double x = factor * sum + beta * old_d[place] + (epilogue & has_bias ? bias[i] : 0);
+            double x = factor * sum + beta * c[j * ldc() + i] + (epilogue & has_bias ? bias[i] : 0);
             const double allowed = 1 + std::fabs(x) + (d_type == CUDA_R_32F ? std::fabs(factor) * size / 4 : 0);
             if (epilogue & has_derivative) x *= gelu_derivative(aux[place]);
             else if (epilogue & has_gelu) x = gelu(x);
@@ -785,21 +791,22 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
     // n = 1: products with a single column have their own code.
     constexpr std::array<int, 3> sizes[] = {{70, 45, 333}, {1, 7, 1}, {128, 256, 512}, {300, 1, 334}, {7, 1, 5}};
     double forms = 0, epilogues = 0, algorithms = 0;
-    for (int bits = 0; bits < 16; bits++) {
+    for (int bits = 0; bits < 32; bits++) {
         Product p = first;
         p.transpose_a = bits & 1, p.transpose_b = bits & 2, p.pad = bits & 4 ? 11 : 0, p.beta = bits & 8 ? 1 : 0;
+        p.has_c = bits & 16;
         for (const auto& [m, n, k] : sizes) {
             p.m = m, p.n = n, p.k = k, p.alpha = k == 512 ? 0.125f : 1;
             forms = std::max(forms, p.error());
         }
     }
-    expect(types + ": products with every transposition, leading dimension, alpha and beta equal a loop in double, "
+    expect(types + ": products with every transposition, leading dimension, alpha, beta and C equal a loop in double, "
                    "with the same bits when repeated", forms < 1);
     for (uint32_t epilogue : {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
                               CUBLASLT_EPILOGUE_DGELU})
-        for (int bits = 0; bits < 8; bits++) {
+        for (int bits = 0; bits < 16; bits++) {
             Product p = first;
-            p.m = 300, p.n = 40, p.k = 24, p.pad = 4, p.epilogue = epilogue;
+            p.m = 300, p.n = bits & 8 ? 140 : 40, p.k = 24, p.pad = 4, p.epilogue = epilogue, p.has_c = bits & 8;
             p.beta = bits & 1 ? 1 : 0, p.alpha = bits & 2 ? 0.5f : 1, p.float_bias = bits & 4;
             epilogues = std::max(epilogues, p.error());
         }
@@ -807,7 +814,7 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
     Product p = first;
     for (const auto algorithm : other_algorithms)
         for (uint32_t epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
-            p.algorithm = algorithm, p.epilogue = epilogue, p.beta = 1 - p.beta;
+            p.algorithm = algorithm, p.epilogue = epilogue, p.beta = 1 - p.beta, p.has_c = !p.has_c;
             algorithms = std::max(algorithms, p.error());
         }
     p.algorithm = cuda_cpu::Algorithm::failing;
@@ -830,13 +837,14 @@ static void test_fp8_products()
                     p.scaled = scale != 1, p.alpha = 2 * scale;
                     p.scale_a = scale, p.scale_b = scale == 1 ? 1 : 4 * scale;
                     p.beta = static_cast<float>(number % 3) * 0.5f;
+                    p.has_c = number % 4 > 1;
                     p.epilogue = number % 2 ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
                     if (number % 5 < 3) p.algorithm = other_algorithms[number % 5];
                     worst = std::max(worst, p.error());
                     number++;
                 }
     expect("FP8: products of all pairs of formats, to float, bf16 and half, with leading dimensions, alpha, beta, "
-           "bias, scales that are read when the product runs, and every algorithm, equal a loop in double", worst < 1);
+           "bias, another C, scales that are read when the product runs, and every algorithm, equal a loop in double", worst < 1);
 
     // A product with few tiles and long sums, which oneDNN would split among workers.
     Product p{CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_32F};
@@ -876,9 +884,10 @@ static bool has_status(cublasStatus_t expected, bool of_fp8, Change change)
     p.desc.bias = memory.data;
     p.desc.aux_ld = 16;
     change(p);
+    p.c = p.d;
     p.desc.aux = memory.data + 1024 + p.aux_offset;
     const auto heuristic = p.find_algorithm();
-    const auto product = p.multiply(1, memory.data + 4096 + p.a_offset, memory.data + 8192, 0,
+    const auto product = p.multiply(1, memory.data + 4096 + p.a_offset, memory.data + 8192, 0, nullptr,
                                     memory.data + 12288 + p.d_offset);
     cudaDeviceSynchronize();
     return product == expected && (p.count == 1) == (heuristic == CUBLAS_STATUS_SUCCESS) &&
@@ -1689,11 +1698,11 @@ static const Scenario scenarios[] = {
     {"a matrix product waits, and keeps its alpha", true,
      [](TwoStreams& s, bool ordered) {
          LtCall call;
-         call.a = call.b = call.d = {CUDA_R_32F, 1, 1, 1};
+         call.a = call.b = call.c = call.d = {CUDA_R_32F, 1, 1, 1};
          float alpha = 1;
          s.upload();
          s.let_compute_wait(ordered);
-         call.multiply(alpha, s.x, s.x, 0, s.sum, s.compute);
+         call.multiply(alpha, s.x, s.x, 0, nullptr, s.sum, s.compute);
          alpha = 2;
          return s.result() == 49;
      }},

@@ -35,7 +35,7 @@ BYTES = {
     "embedding_forward_kernel": ("reads 2 and writes 1 of N*C", lambda k, N, T, C: 3 * N * C * x(k)),
     "embedding_backward_wpe_kernel": ("reads N*C, adds to T*C",
                                       lambda k, B, T, C: B * T * C * x(k) + 2 * T * C * gradient(k)),
-    "layernorm_forward_kernel": ("reads 2, writes 2 of N*C", lambda k, N, C: 4 * N * C * x(k)),
+    "layernorm_forward_kernel": ("reads 1, writes 1 of N*C", lambda k, N, C: 2 * N * C * x(k)),
     "layernorm_backward_kernel": ("reads 3, writes 1 of N*C", lambda k, N, C: 4 * N * C * x(k)),
     "bias_backward_kernel": ("N*OC once", lambda k, N, OC: N * OC * x(k)),
     "gelu_forward_kernel": ("reads 1, writes 1", lambda k, n: 2 * n * x(k)),

@@ -5,10 +5,9 @@
 //   - coalescing: the lanes of a warp should read neighbouring elements, because memory is transferred in sectors of 32
 //     bytes;
 //   - packs: with 128 bits per load, the same bytes take fewer instructions;
-//   - fusion: the residual addition before a LayerNorm is free where the row is loaded anyway;
 //   - column sums: a gradient summed over all rows, in a fixed order and without atomics;
 //   - Little's law: bandwidth = bytes in flight / latency. More loads in flight make the kernel faster.
-// Minimum traffic: forward reads inp and add, writes res and out; backward reads dout, inp, dinp, writes dinp.
+// Minimum traffic: forward reads inp, writes out; backward reads dout, inp, dinp, writes dinp.
 
 #include "study.h"
 
@@ -18,13 +17,8 @@ std::string text_of(const Size& s) { return format("N %zu, C %d", s.N, s.C); }
 // ==== forward ================================================================
 
 // ---- 1: one thread per row ----
-// The formula as written, after a kernel for the addition. Neighbouring threads read with a stride of a whole row: each
-// load of a warp transfers 32 sectors and uses 2 (BF16) or 4 (FP32) bytes of each: see `sectors` in the table.
-
-__global__ void add_kernel(floatX* out, const floatX* a, const floatX* b, size_t n) {
-    const size_t i = my_index();
-    if (i < n) out[i] = static_cast<floatX>(f32(a[i]) + f32(b[i]));
-}
+// The formula as written. Neighbouring threads read with a stride of a whole row: each load of a warp transfers 32
+// sectors and uses 2 (BF16) or 4 (FP32) bytes of each: see `sectors` in the table.
 
 __global__ void thread_per_row_kernel(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* w,
                                       const floatX* b, Size s) {
@@ -41,21 +35,19 @@ __global__ void thread_per_row_kernel(floatX* out, float* mean, float* rstd, con
     rstd[n] = r;
 }
 
-// ---- 2, 3, 4: one warp per row, packs, fused addition ----
+// ---- 2, 3: one warp per row, packs ----
 // 2  WIDTH 1: the lanes of a warp read neighbouring elements, so a load transfers 2 sectors (4 in FP32) instead of 32.
 //    Shuffles add the lanes' sums. The second and third pass over the row hit the L1 cache.
 // 3  WIDTH = PACK: 128 bits per load. An eighth of the instructions (a quarter in FP32) and 8 (4) times the bytes in
 //    flight per thread.
-// 4  With `add` the kernel also computes the residual addition: res is written but not read back from memory, and there
-//    is one launch fewer.
 //
-// ---- 5: train_gpt.cu ----
-// A row that has just been stored is not in the L1 cache, so step 4 reads res twice from L2. This kernel keeps the row
-// in shared memory.
+// ---- 4: train_gpt.cu ----
+// Step 3 relies on the L1 cache for its second and third pass, in which other warps' rows may replace the row. This
+// kernel keeps the row in shared memory.
 
 template <int WIDTH>
-__global__ void warp_per_row_kernel(floatX* res, floatX* out, float* mean, float* rstd, const floatX* inp,
-                                    const floatX* add, const floatX* w, const floatX* b, Size s) {
+__global__ void warp_per_row_kernel(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* w,
+                                    const floatX* b, Size s) {
     const size_t n = warp_row(), C = s.C;
     if (n >= s.N) return;
     const size_t first = threadIdx.x % WARP_SIZE * WIDTH, step = WARP_SIZE * WIDTH;
@@ -63,15 +55,8 @@ __global__ void warp_per_row_kernel(floatX* res, floatX* out, float* mean, float
     float v[WIDTH], u[WIDTH], bias[WIDTH], sum = 0, squares = 0;
     for (size_t i = first; i < C; i += step) {
         load(v, x + i);
-        if (add) {
-            load(u, add + n * C + i);
-            for (int k = 0; k < WIDTH; k++) v[k] += u[k];
-            round_pack(v);
-            store(res + n * C + i, v);
-        }
         for (int k = 0; k < WIDTH; k++) sum += v[k];
     }
-    if (add) x = res + n * C;   // each lane reads only elements that it has written
     const float m = warp_sum(sum) / C;
     for (size_t i = first; i < C; i += step) {
         load(v, x + i);
@@ -93,40 +78,27 @@ __global__ void warp_per_row_kernel(floatX* res, floatX* out, float* mean, float
 
 void study_forward(Study& study, const Size& s) {
     const size_t N = s.N, C = s.C;
-    Case c(study, "layernorm forward", text_of(s), bytes(4.0 * N * C * sizeof(floatX)));
-    const auto inp = c.input<floatX>(N * C, -1, 3), add = c.input<floatX>(N * C);
-    const auto w = c.input<floatX>(C), b = c.input<floatX>(C);
-    const auto res = c.output<floatX>("res", N * C), out = c.output<floatX>("out", N * C);
+    Case c(study, "layernorm forward", text_of(s), bytes(2.0 * N * C * sizeof(floatX)));
+    const auto inp = c.input<floatX>(N * C, -1, 3), w = c.input<floatX>(C), b = c.input<floatX>(C);
+    const auto out = c.output<floatX>("out", N * C);
     const auto mean = c.output<float>("mean", N), rstd = c.output<float>("rstd", N);
     for (size_t n = 0; n < N; n++) {
         double sum = 0, squares = 0;
-        double* const x = &res.expected[n * C];
-        for (size_t i = 0; i < C; i++) sum += x[i] = stored_as<floatX>(inp.host[n * C + i] + add.host[n * C + i]);
+        const double* const x = &inp.host[n * C];
+        for (size_t i = 0; i < C; i++) sum += x[i];
         const double m = mean.expected[n] = sum / C;
         for (size_t i = 0; i < C; i++) squares += (x[i] - m) * (x[i] - m);
         const double r = rstd.expected[n] = 1 / sqrt(squares / C + LAYERNORM_EPS);
         for (size_t i = 0; i < C; i++) out.expected[n * C + i] = (x[i] - m) * r * w.host[i] + b.host[i];
     }
-    const floatX* const none = nullptr;
-    const auto add_rows = [&] { launch_threads(add_kernel, N * C, res, inp, add, N * C); };
-    c.step("one thread per row, separate addition", [&] {
-        add_rows();
-        launch_threads(thread_per_row_kernel, N, out, mean, rstd, res, w, b, s);
-    });
+    c.step("one thread per row", [&] { launch_threads(thread_per_row_kernel, N, out, mean, rstd, inp, w, b, s); });
     c.step("one warp per row: coalesced loads", [&] {
-        add_rows();
-        launch_threads(warp_per_row_kernel<1>, N * WARP_SIZE, res, out, mean, rstd, res, none, w, b, s);
+        launch_threads(warp_per_row_kernel<1>, N * WARP_SIZE, out, mean, rstd, inp, w, b, s);
     });
     c.step("128 bits per load", [&] {
-        add_rows();
-        launch_threads(warp_per_row_kernel<PACK>, N * WARP_SIZE, res, out, mean, rstd, res, none, w, b, s);
+        launch_threads(warp_per_row_kernel<PACK>, N * WARP_SIZE, out, mean, rstd, inp, w, b, s);
     });
-    c.step("fused addition", [&] {
-        launch_threads(warp_per_row_kernel<PACK>, N * WARP_SIZE, res, out, mean, rstd, inp, add, w, b, s);
-    });
-    c.step("train_gpt.cu: row in shared memory", [&] {
-        layernorm_forward(res, out, mean, rstd, inp, add, w, b, N, C);
-    });
+    c.step("train_gpt.cu: row in shared memory", [&] { layernorm_forward(out, mean, rstd, inp, w, b, N, C); });
 }
 
 // ==== backward ===============================================================

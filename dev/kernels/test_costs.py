@@ -27,7 +27,7 @@ def formulas():
     for name, integers, grid, expected in [
             ("embedding_forward_kernel", (N, T, C), (1, 1), 3 * N * C * 2),
             ("embedding_backward_wpe_kernel<float>", (B, T, C), (1, 1), N * C * 2 + 2 * T * C * 4),
-            ("layernorm_forward_kernel", (N, C), (1, 1), 0.375 * gib),
+            ("layernorm_forward_kernel", (N, C), (1, 1), 0.1875 * gib),
             ("layernorm_backward_kernel", (N, C), (1, 1), 0.375 * gib),
             ("bias_backward_kernel", (N, 4 * C), (1, 1), 0.375 * gib),
             ("gelu_forward_kernel", (4 * N * C,), (1, 1), 0.75 * gib),

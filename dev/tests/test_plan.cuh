@@ -48,7 +48,7 @@ TEST("plan: closed forms") {
         parameters = parameters && count_parameters(s.config).real == expected;
         const Big N = B * T, Vp = s.config.padded_vocab(), rows = std::min<Big>(N, HEAD_ROWS);
         const Big layers = L * N * (32 * C + 16 + 4 * NH);             // ln1 to gelu, and mean, rstd, lse
-        const Big others = N * (6 * C + 8) + 2 * rows * Vp + 4 * N;    // sub_out, resf, lnf, statistics, logits, losses
+        const Big others = N * (4 * C + 8) + 2 * rows * Vp + 4 * N;    // resf, lnf, statistics, logits, losses
         const Big gradients = N * (20 * C + 4 * NH);                   // dres, dln, dqkv, datt, dfc, D
         const size_t planned_bytes = plan(s).bytes[static_cast<int>(Category::ACTIVATIONS)];
         activations = activations && planned_bytes == layers + others + gradients;
