@@ -973,6 +973,23 @@ struct Matrix {
         : values(random_values<floatX>(rows * columns)), array(values), operand(array) {}
 };
 
+// Returns run() as on Hopper after matmul tuning that has chosen all epilogues that need it.
+template <typename F> auto with_tuned_epilogues(F run) {
+    const int major = std::exchange(device.properties.major, std::max(device.properties.major, 9));
+    matmul_plans.clear();
+    run();   // creates the plans
+    size_t chosen = 0;
+    for (auto& [shape, plan] : matmul_plans)
+        if (needs_tuning(shape.epilogue)) chosen += (plan.algorithms = offered_algorithms(plan)).size();
+    const auto result = run();
+    matmul_plans.clear();
+    device.properties.major = major;
+#ifdef CUDA_ON_CPU
+    if (chosen == 0) throw Failure("no epilogue needed tuning");
+#endif
+    return result;
+}
+
 // A, W, G: matrix types of activations, of weights and of activation gradients. The expected product is rounded before
 // bias or GELU': without an epilogue for them in cuBLASLt, a second kernel reads the stored product.
 template <typename A, typename W> void try_matmul_forward(const char* name, const std::vector<MatmulSize>& sizes) {
@@ -1001,29 +1018,67 @@ template <typename A, typename W> void try_matmul_forward(const char* name, cons
     }
 }
 
-template <typename G, typename W>
-void try_matmul_backward_input(const char* name, const std::vector<MatmulSize>& sizes) {
-    Trial plain(name), gelu(std::string(name) + " with GELU'");
+// The epilogue may compute GELU before or after the pre-activation is rounded.
+void try_matmul_forward_gelu(const std::vector<MatmulSize>& sizes) {
+    Trial separate("matmul_forward_gelu"), fused("matmul_forward_gelu as one matmul");
     for (const MatmulSize& s : sizes) {
         const size_t N = s.N, C = s.C, OC = s.OC;
-        for (Trial* trial : {&plain, &gelu}) trial->at(format("N %zu, C %zu, OC %zu", N, C, OC));
+        for (Trial* trial : {&separate, &fused}) trial->at(format("N %zu, C %zu, OC %zu", N, C, OC));
+        const Matrix inp(N, C, 1), w(C, OC, 1);
+        const Values b = random_values<floatX>(OC);
+        const auto run = [&] {
+            const DeviceArray<floatX> out(N * OC), pre_activation(N * OC), d_b(b);
+            matmul_forward_gelu(out, pre_activation, inp.operand, w.operand, d_b, Recompute::NONE, N, C, OC);
+            return outputs(pre_activation, out);
+        };
+        Numbers before(N * OC), after(N * OC);
+        for (size_t i = 0; i < N * OC; i++) {
+            for (size_t c = 0; c < C; c++) before[i] += Number(inp.values[i / OC * C + c]) * w.values[c * OC + i % OC];
+            before[i] = stored_as<floatX>(before[i]) + b[i % OC];
+            after[i] = gelu_loop(stored_as<floatX>(before[i]));
+        }
+        for (Trial* trial : {&separate, &fused}) {
+            const auto tried = [&] { return trial->run(run); };
+            const Outputs got = trial == &fused ? with_tuned_epilogues(tried) : tried();
+            trial->compare<floatX>("pre_activation", got[0], before);
+            trial->compare<floatX>("out", got[1], after);
+        }
+    }
+}
+
+// db: the gradient of the bias. As an epilogue it has floatX, and may sum dinp before it is rounded.
+template <typename G, typename W>
+void try_matmul_backward_input(const char* name, const std::vector<MatmulSize>& sizes) {
+    Trial plain(name), gelu(std::string(name) + " with GELU'"), fused(std::string(name) + " with GELU' as one matmul");
+    for (const MatmulSize& s : sizes) {
+        const size_t N = s.N, C = s.C, OC = s.OC;
+        for (Trial* trial : {&plain, &gelu, &fused}) trial->at(format("N %zu, C %zu, OC %zu", N, C, OC));
         const G dout(N, OC, 1024);
         const W w(C, OC, 8);
-        const Values pre = gelu_inputs(N * C);
+        const Values pre = gelu_inputs(N * C), db = random_values<float>(C);
         const auto run = [&](bool through_gelu) {
             const DeviceArray<floatX> dinp(N * C), d_pre(pre);
-            if (through_gelu) matmul_backward_input_gelu(dinp, dout.operand, w.operand, d_pre, N, C, OC);
+            const DeviceArray<float> d_db(db), partials(partial_blocks(N) * C);
+            if (through_gelu)
+                matmul_backward_input_gelu(dinp, grad(d_db), partials, dout.operand, w.operand, d_pre, N, C, OC);
             else matmul_backward_input(dinp, dout.operand, w.operand, N, C, OC);
-            return outputs(dinp);
+            return outputs(dinp, d_db);
         };
-        Numbers expected(N * C), through_gelu(N * C);
+        Numbers expected(N * C), through_gelu(N * C), sums(C);
         for (size_t i = 0; i < N * C; i++) {
             for (size_t o = 0; o < OC; o++)
                 expected[i] += Number(dout.values[i / C * OC + o]) * w.values[i % C * OC + o];
             through_gelu[i] = stored_as<floatX>(expected[i]) * gelu_derivative_loop(pre[i]);
+            sums[i % C] += stored_as<floatX>(through_gelu[i]);
         }
+        for (size_t c = 0; c < C; c++) sums[c] = stored_as<floatX>(sums[c]) + db[c];
         plain.compare<floatX>("dinp", plain.run([&] { return run(false); })[0], expected);
-        gelu.compare<floatX>("dinp", gelu.run([&] { return run(true); })[0], through_gelu);
+        for (Trial* trial : {&gelu, &fused}) {
+            const auto tried = [&] { return trial->run([&] { return run(true); }); };
+            const Outputs got = trial == &fused && !dout.operand.fp8 ? with_tuned_epilogues(tried) : tried();
+            trial->compare<floatX>("dinp", got[0], through_gelu);
+            trial->compare<float>("db", got[1], sums);
+        }
     }
 }
 
@@ -1054,8 +1109,37 @@ void try_matmul_backward_weight(const char* name, const std::vector<MatmulSize>&
 
 TEST("kernels: matmul") {
     try_matmul_forward<Matrix, Matrix>("matmul_forward", matmul_sizes());
+    try_matmul_forward_gelu(matmul_sizes());
     try_matmul_backward_input<Matrix, Matrix>("matmul_backward_input", matmul_sizes());
     try_matmul_backward_weight<Matrix, Matrix>("matmul_backward_weight", matmul_sizes());
+}
+
+// The alternative takes a known time: that of hold_kernel, or none.
+TEST("kernels: matmul tuning of epilogues") {
+    constexpr size_t N = 32, C = 16;
+    const int major = std::exchange(device.properties.major, std::max(device.properties.major, 9));
+    matmul_plans.clear();
+    const Matrix inp(N, C, 1), w(C, C, 1);
+    const DeviceArray<floatX> out(N * C), pre_activation(N * C), b(random_values<floatX>(C));
+    matmul_forward_gelu(out, pre_activation, inp.operand, w.operand, b, Recompute::NONE, N, C, C);
+    for (auto& [shape, plan] : matmul_plans)
+        for (bool slow : {true, false}) {
+            if (!needs_tuning(shape.epilogue) || offered_algorithms(plan).empty()) continue;
+            MatmulTuning tuning;
+            plan.alternative = [=] { if (slow) launch("hold", hold_kernel, 1, 1, 0, 20 * HOLD_CYCLES); };
+            choose_algorithm(tuning, plan);
+            MatmulTuning known = {json(tuning.known).get<Choices>()};
+            const bool first = !plan.algorithms.empty();
+            plan.algorithms.clear();
+            plan.alternative = [] { throw Failure("timed again"); };
+            choose_algorithm(known, plan);
+            expect(first == slow && tuning.timed == 1 && tuning.used == slow && known.timed == 0 &&
+                       known.from_file == 1 && plan.algorithms.empty() != slow,
+                   format("an epilogue that is %s than its alternative is %s, and its choice is known afterwards",
+                          slow ? "faster" : "slower", slow ? "used" : "not used"));
+        }
+    matmul_plans.clear();
+    device.properties.major = major;
 }
 
 // ==== files for the tests ====================================================
@@ -1309,21 +1393,23 @@ struct Reference {
     }
 };
 
-void test_gradients(const Reference& r, Setup s, const std::string& heading) {
-    const Pass pass = r.pass(s);
+void expect_pytorchs(const Reference& r, const Setup& s, const Pass& pass, const std::string& heading) {
     auto near = [&](const char* key, const char* text, const Floats& found) {
         Near(heading + text, relative_l2(found, r.values(key)), r.limit(key, s.grad_dtype));
     };
     if (s.N() <= s.head_rows) near("logits", "logits equal PyTorch's", pass.logits);
     near("loss", "the loss equals PyTorch's", {float(pass.loss)});
-    {
-        Near grads(heading + "gradients of all parameters equal PyTorch's");
-        for_each_parameter(r.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
-            const std::string key = "grad/" + name;
-            const double error = relative_l2(part(pass.gradients, r.config, row, l), r.values(key));
-            grads.see(key, error, r.limit(key, s.grad_dtype));
-        });
-    }
+    Near grads(heading + "gradients of all parameters equal PyTorch's");
+    for_each_parameter(r.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
+        const std::string key = "grad/" + name;
+        const double error = relative_l2(part(pass.gradients, r.config, row, l), r.values(key));
+        grads.see(key, error, r.limit(key, s.grad_dtype));
+    });
+}
+
+void test_gradients(const Reference& r, Setup s, const std::string& heading) {
+    const Pass pass = r.pass(s);
+    expect_pytorchs(r, s, pass, heading);
     bool same = true;
     for (Recompute mode : {Recompute::SELECTIVE, Recompute::FULL}) {
         s.recompute = mode;
@@ -1373,6 +1459,8 @@ TEST("model against PyTorch") {
             test_gradients(r, r.setup(grad_dtype), heading);
             test_steps(r, grad_dtype, heading);
         }
+        expect_pytorchs(r, r.setup(), with_tuned_epilogues([&] { return r.pass(r.setup()); }),
+                        format("%s, GELU and its gradients as epilogues: ", name));
         Setup naive = r.setup(), chunked = r.setup();
         naive.attention = Attention::NAIVE;
         chunked.head_rows = 7;

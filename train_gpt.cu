@@ -10,7 +10,7 @@
 //                             graphs
 //    2  kernels               column sums, embedding, layernorm, bias, gelu, attention, loss scaling, cross-entropy,
 //                             gradient norm, adamw, init. Each begins with formulas and the least bytes or FLOPs (cost)
-//    3  matmul                cuBLASLt, row-major, with the bias and GELU' as epilogues
+//    3  matmul                cuBLASLt, row-major; bias, GELU and their gradients as epilogues
 //    4  model                 sizes; one table of parameters and one of activations (name, shape, dtype, copies), from
 //                             which memory, init, checkpoints and the plan follow; many GPUs; operands; fp8
 //    5  training step         forward, recompute, backward, update
@@ -52,6 +52,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -511,7 +512,8 @@ private:
 //           threads of a warp, and the warps are added to the old gradient in the order 0, 1, ... The number of
 //           partials depends only on N
 // mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS neighbouring threads read one row of partials
-// used      bias_backward (qkvb, fcb) and layernorm_backward (w, b, and the biases attprojb, fcprojb)
+// used      bias_backward (qkvb, fcb) and layernorm_backward (w, b, and the biases attprojb, fcprojb); the one row of
+//           sums that a matmul's epilogue computes (fcb) is added by add_partials too
 // cost      the partials, at most MAX_PARTIALS rows of FP32, stay in the L2 cache
 
 constexpr size_t MAX_PARTIALS = 1024;
@@ -523,9 +525,9 @@ constexpr int PARTIAL_COLUMNS = WARP_SIZE == 1 ? PACK_FP32 : 32;   // 128 bytes:
 constexpr int ACROSS = PARTIAL_COLUMNS / PACK_FP32;
 constexpr int MAX_GRADS = 3;
 
-template <typename G>
+template <typename G, typename P>
 __global__ void __launch_bounds__(WIDE_BLOCK)
-add_partials_kernel(G* grad0, G* grad1, G* grad2, const float* partials, size_t count, size_t columns) {
+add_partials_kernel(G* grad0, G* grad1, G* grad2, const P* partials, size_t count, size_t columns) {
     __shared__ __align__(16) float warp_sums[WIDE_BLOCK / WARP_SIZE][PARTIAL_COLUMNS];
     G* grad = blockIdx.y == 0 ? grad0 : blockIdx.y == 1 ? grad1 : grad2;
     partials += blockIdx.y * count * columns;
@@ -548,12 +550,14 @@ add_partials_kernel(G* grad0, G* grad1, G* grad2, const float* partials, size_t 
     }
 }
 
-// Adds to each of up to MAX_GRADS grads (columns), all of one dtype, the sum of its partials (count, columns) fp32.
-void add_partials(std::initializer_list<Grad> grads, const float* partials, size_t count, size_t columns) {
+// Adds to each of up to MAX_GRADS grads (columns), all of one dtype, the sum of its partials (count, columns), fp32 or
+// floatX.
+template <typename P>
+void add_partials(std::initializer_list<Grad> grads, const P* partials, size_t count, size_t columns) {
     with_type(*grads.begin(), [&](auto* first) {
         decltype(first) to[MAX_GRADS] = {};
         std::transform(grads.begin(), grads.end(), to, [&](Grad g) { return static_cast<decltype(first)>(g.data); });
-        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(first)>>,
+        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(first)>, P>,
                dim3(ceil_div(columns, PARTIAL_COLUMNS), grads.size()), WIDE_BLOCK, 0, updated(to[0]), updated(to[1]),
                updated(to[2]), partials, count, columns);
     });
@@ -783,8 +787,8 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
 // Returns the bytes of shared memory of a block of backward. Forward needs one row of floatX for each warp.
 size_t layernorm_shared(int C) { return MAX_GRADS * C * sizeof(float); }
 
-void layernorm_forward(const Operand& out, float* mean, float* rstd, const floatX* inp, const floatX* w, const floatX* b,
-                       size_t N, int C) {
+void layernorm_forward(const Operand& out, float* mean, float* rstd, const floatX* inp, const floatX* w,
+                       const floatX* b, size_t N, int C) {
     const size_t row_bytes = C * sizeof(floatX), fit = SHARED_WITHOUT_OPT_IN / row_bytes;
     const size_t warps = std::clamp(fit, size_t{1}, size_t{BLOCK_WARPS});
     launch("layernorm_forward", layernorm_forward_kernel, ceil_div(N, warps), warps * WARP_SIZE, warps * row_bytes,
@@ -848,7 +852,7 @@ void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int O
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
 // source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
-// used      forward always; backward before Hopper, with FP8, and for shapes without cuBLASLt's GELU' epilogue
+// used      where no matmul's epilogue computes them (section "matmul")
 // variants  dev/kernels/gelu.cu
 
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
@@ -1585,8 +1589,11 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows (section "bias")
 // shapes    inp (N,C), w (C,OC), out, add (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
-//           operands gives out^T = B^T A^T. Bias and GELU' are epilogues. GELU forward is not: --recompute computes it
-//           from the stored pre-activation and must get the same bits. FP8 operands are contiguous along K
+//           operands gives out^T = B^T A^T. FP8 operands are contiguous along K
+// epilogues bias, always; GELU' on Hopper and later and on a CPU. On Hopper and later also the bias with GELU, and GELU'
+//           with the gradient of the bias, where --matmul-tuning has found that faster than separate kernels. GELU only
+//           with --recompute none: the other modes compute it again from the stored pre-activation and must get the
+//           same bits. With FP8 only the bias is an epilogue, because kernels write the 8-bit copies
 // choice    cuBLASLt offers several algorithms for a shape, best first by its own estimate. The program takes the
 //           first, or the fastest (--matmul-tuning). Each algorithm gives the same bits at every call; two algorithms
 //           may round differently
@@ -1603,7 +1610,11 @@ constexpr uint32_t MATMUL_SPLIT_SUMS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 enum class Op { AS_IS, TRANSPOSED };
 enum class Into { ASSIGN, ADD };
-enum class Epilogue { NONE, BIAS, GELU_BACKWARD };
+// BIAS_GELU also stores the pre-activation, GELU_BACKWARD_BIAS also the bias gradient.
+enum class Epilogue { NONE, BIAS, GELU_BACKWARD, BIAS_GELU, GELU_BACKWARD_BIAS };
+
+// Returns whether only matmul tuning may choose the epilogue.
+bool needs_tuning(Epilogue e) { return e == Epilogue::BIAS_GELU || e == Epilogue::GELU_BACKWARD_BIAS; }
 
 struct MatmulShape {
     size_t M, N, K;
@@ -1616,7 +1627,7 @@ struct MatmulShape {
     auto key() const { return std::make_tuple(M, N, K, a, b, out, into, epilogue, a_type, b_type); }
     bool operator<(const MatmulShape& other) const { return key() < other.key(); }
     std::string name() const {
-        constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'"};
+        constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'", " + bias, gelu", " * gelu', bias gradient"};
         const std::string both = format("%s x %s", name_of(a_type), name_of(b_type));
         const std::string types = a_type == b_type ? name_of(a_type) : both;
         return format("%s %zu x %zu x %zu %c%c %s %s%s", types.c_str(), M, N, K, a == Op::AS_IS ? 'N' : 'T',
@@ -1652,23 +1663,29 @@ struct Product {
     const void *a, *b;
     MatmulShape shape;
     const float *a_factor = nullptr, *b_factor = nullptr;   // for FP8 operands: 1 / scale, in device memory
-    const void* epilogue_data = nullptr;   // the bias (N) or the pre-activation (M,N), floatX
-    const void* add = nullptr;             // (M,N), as out, for Into::ADD: what is added; null: the old out
+    const void* add = nullptr;   // (M,N), as out, for Into::ADD: what is added; null: the old out
+    // Of the epilogue, floatX: its inputs, and its second output, a pre-activation (M,N) or a bias gradient (N).
+    const void *bias = nullptr, *pre_activation = nullptr;
+    void* second_out = nullptr;
 };
 
 // cuBLASLt's description of one shape, created once and kept until the program ends.
 struct MatmulPlan {
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;   // in cuBLASLt's order: a and b are swapped
-    std::vector<cublasLtMatmulAlgo_t> algorithms;   // the first is used; empty: cuBLASLt has no kernel for the shape
-    Product last = {};                              // the last product of this shape, for matmul tuning
+    std::vector<cublasLtMatmulAlgo_t> algorithms;   // the first is used; empty: the shape is not used
+    // For matmul tuning: the last product of this shape; if the epilogue needs tuning, what it competes with.
+    Product last = {};
+    std::function<void()> alternative;
 };
 
-// Sets the pointers that differ from call to call: epilogue data and FP8 scales.
+// Sets the pointers that differ from call to call: the epilogue's and FP8 scales.
 void set_pointers(const MatmulPlan& plan, const Product& p) {
-    if (p.shape.epilogue == Epilogue::BIAS) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.epilogue_data);
-    if (p.shape.epilogue == Epilogue::GELU_BACKWARD)
-        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.epilogue_data);
+    const bool gives_bias = p.shape.epilogue == Epilogue::GELU_BACKWARD_BIAS;
+    const void* bias = gives_bias ? p.second_out : p.bias;
+    const void* aux = p.shape.epilogue == Epilogue::BIAS_GELU ? p.second_out : p.pre_activation;
+    if (bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (aux) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
     if (p.b_factor) set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_factor);
     if (p.a_factor) set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_factor);
 }
@@ -1704,12 +1721,13 @@ MatmulPlan make_matmul_plan(const Product& p) {
     check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.b == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, s.a == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
-    if (s.epilogue == Epilogue::BIAS) {
-        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    constexpr cublasLtEpilogue_t EPILOGUES[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                                CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                                                CUBLASLT_EPILOGUE_DGELU_BGRAD};
+    set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, EPILOGUES[static_cast<int>(s.epilogue)]);
+    if (s.epilogue != Epilogue::NONE && s.epilogue != Epilogue::GELU_BACKWARD)   // those with a bias
         set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(FLOATX));
-    }
-    if (s.epilogue == Epilogue::GELU_BACKWARD) {
-        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DGELU);
+    if (s.epilogue != Epilogue::NONE && s.epilogue != Epilogue::BIAS) {          // those with a pre-activation
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(s.N));
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, cuda_type(FLOATX));
     }
@@ -1717,7 +1735,7 @@ MatmulPlan make_matmul_plan(const Product& p) {
     plan.a = matrix_layout(s.b_type, s.K, s.N, s.b);
     plan.b = matrix_layout(s.a_type, s.M, s.K, s.a);
     plan.out = matrix_layout(s.out, s.M, s.N, Op::AS_IS);
-    plan.algorithms = offered_algorithms(plan);
+    if (!needs_tuning(s.epilogue)) plan.algorithms = offered_algorithms(plan);
     return plan;
 }
 
@@ -1739,20 +1757,29 @@ cublasStatus_t multiply(const MatmulPlan& plan, const Product& p, const cublasLt
                           device.stream);
 }
 
-// Returns false if cuBLASLt has no kernel for this shape.
+// Returns false if cuBLASLt has no kernel for this shape, or if matmul tuning has not chosen its epilogue.
 bool try_matmul(const Product& p) {
     MatmulPlan& plan = matmul_plan(p);
-    if (plan.algorithms.empty()) return false;
     plan.last = p;
+    if (plan.algorithms.empty()) return false;
     auto work = [&] { check(multiply(plan, p, plan.algorithms[0]), "cublasLtMatmul"); };
     const bool updates = p.shape.into == Into::ADD && !p.add;
-    if (updates) on_stream("matmul", device.stream, work, updated(p.out), p.a, p.b, p.epilogue_data);
-    else on_stream("matmul", device.stream, work, p.out, p.a, p.b, p.epilogue_data, p.add);
+    if (updates) on_stream("matmul", device.stream, work, updated(p.out), p.a, p.b);
+    else on_stream("matmul", device.stream, work, p.out, p.second_out, p.a, p.b, p.add, p.bias, p.pre_activation);
     return true;
 }
 
 void matmul(const Product& p) {
     if (!try_matmul(p)) throw Failure("cuBLASLt has no kernel for a matmul of %s", p.shape.name().c_str());
+}
+
+// Runs p if matmul tuning has chosen its epilogue; otherwise runs alternative(), which computes the same in more
+// launches. Returns whether p ran. Tuning calls alternative() later: it must own what it captures.
+template <typename F> bool try_fused(const Product& p, F alternative) {
+    if (try_matmul(p)) return true;
+    matmul_plan(p).alternative = alternative;
+    alternative();
+    return false;
 }
 
 // The product of FP8 operands a8 (M,K) and b8 (N,K), out = a8 b8^T: cuBLASLt needs both contiguous along K.
@@ -1768,10 +1795,30 @@ void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const flo
     Product p = {out, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}};
     if (inp.fp8) p = fp8_product(out, inp, inp.fp8, w, w.transposed, N, OC, C);
     p.shape.epilogue = Epilogue::BIAS;
-    p.epilogue_data = b;
+    p.bias = b;
     p.shape.into = add ? Into::ADD : Into::ASSIGN;
     p.add = add;
     matmul(p);
+}
+
+// Returns whether matmul tuning may choose epilogues with GELU for a matmul with this operand. Before Hopper they are
+// slower than the kernels.
+bool may_fuse_gelu(const Operand& operand) { return !operand.fp8 && device.properties.major >= 9; }
+constexpr size_t BIAS_GELU_VERSION = 120500;   // of cuBLASLt, at least
+
+// pre_activation (N,OC) = inp (N,C) w (C,OC) + b (OC),  out = GELU(pre_activation)
+void matmul_forward_gelu(const Operand& out, floatX* pre_activation, const Operand& inp, const Operand& w,
+                         const floatX* b, Recompute recompute, size_t N, size_t C, size_t OC) {
+    auto separate = [=] {
+        matmul_forward(pre_activation, inp, w, b, nullptr, N, C, OC);
+        gelu_forward(out, pre_activation, N * OC);
+    };
+    if (!may_fuse_gelu(inp) || recompute != Recompute::NONE || cublasLtGetVersion() < BIAS_GELU_VERSION)
+        return separate();
+    Product p = {out.x, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::BIAS_GELU}};
+    p.bias = b;
+    p.second_out = pre_activation;
+    try_fused(p, separate);
 }
 
 // dinp (N,C) = dout (N,OC) w (C,OC)^T
@@ -1784,17 +1831,25 @@ void matmul_backward_input(floatX* dinp, const Operand& dout, const Operand& w, 
     matmul(input_product(dinp, dout, w, N, C, OC));
 }
 
-// dinp = dout w^T * GELU'(pre), where the matmul's input was GELU(pre): pre (N,C). With FP8, a kernel computes GELU'
-// and writes dinp in 8 bits, which cuBLASLt's epilogue cannot. Before Hopper the epilogue is slower than the kernel.
-void matmul_backward_input_gelu(const Operand& dinp, const Operand& dout, const Operand& w, const floatX* pre, size_t N,
-                                size_t C, size_t OC) {
+// dinp = dout w^T * GELU'(pre), where the matmul's input was GELU(pre): pre (N,C). db += sum of dinp over rows, as pre
+// includes this bias. With FP8, a kernel computes GELU' and writes dinp in 8 bits, which cuBLASLt's epilogue cannot.
+// cuBLASLt assigns a bias gradient in floatX; add_partials adds it to db. partials (partial_blocks(N), C) fp32 scratch
+void matmul_backward_input_gelu(const Operand& dinp, Grad db, float* partials, const Operand& dout, const Operand& w,
+                                const floatX* pre, size_t N, size_t C, size_t OC) {
     Product p = input_product(dinp.x, dout, w, N, C, OC);
-    p.shape.epilogue = Epilogue::GELU_BACKWARD;
-    p.epilogue_data = pre;
-    const bool may_fuse = !dout.fp8 && (device.is_cpu() || device.properties.major >= 9);
-    if (may_fuse && try_matmul(p)) return;
-    matmul_backward_input(dinp.x, dout, w, N, C, OC);
-    gelu_backward(dinp, dinp.x, pre, N * C);
+    p.pre_activation = pre;
+    auto separate = [=]() mutable {
+        p.shape.epilogue = Epilogue::GELU_BACKWARD;
+        if (!(may_fuse_gelu(dout) || (device.is_cpu() && !dout.fp8)) || !try_matmul(p)) {
+            matmul_backward_input(dinp.x, dout, w, N, C, OC);
+            gelu_backward(dinp, dinp.x, pre, N * C);
+        }
+        bias_backward(db, partials, dinp.x, N, C);
+    };
+    if (!may_fuse_gelu(dout)) return separate();
+    p.shape.epilogue = Epilogue::GELU_BACKWARD_BIAS;
+    p.second_out = partials;
+    if (try_fused(p, separate)) add_partials({db}, reinterpret_cast<const floatX*>(partials), 1, C);
 }
 
 // dw (C,OC) += inp (N,C)^T dout (N,OC)
@@ -2540,8 +2595,7 @@ void forward_block(Model& m, size_t l, const ForwardPass& p) {
     /* 3 */ attend(m, l, x.att, p);
     /* 4 */ matmul_forward(a.res2(l), x.att, x.attprojw, w.attprojb(l), a.res1(l), N, C, C);
     /* 5 */ layernorm_forward(x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), w.ln2w(l), w.ln2b(l), N, C);
-    /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), nullptr, N, C, 4 * C);
-    /* 7 */ gelu_forward(x.gelu, a.fc(l), N * 4 * C);
+    /* 6 7 */ matmul_forward_gelu(x.gelu, a.fc(l), x.ln2, x.fcw, w.fcb(l), m.setup.recompute, N, C, 4 * C);
     /* 8 */ matmul_forward(out, x.gelu, x.fcprojw, w.fcprojb(l), a.res2(l), N, 4 * C, C);
 }
 
@@ -2596,8 +2650,9 @@ template <Want WANT> void head(Model& m, const int* targets, float mean, size_t 
 // ==== recompute ==============================================================
 // Recomputes the activations that forward did not keep, by the same numbered lines from the same values, so with the
 // same bits. selective drops ln1, ln2, their mean and rstd, gelu and naive attention's scores and probs (with fp8-all
-// ln1_8, ln2_8 and gelu_8 instead of ln1, ln2 and gelu); full drops all but res1. activation_table() sets the numbers of
-// copies; nothing else in forward or backward depends on --recompute.
+// ln1_8, ln2_8 and gelu_8 instead of ln1, ln2 and gelu); full drops all but res1. activation_table() sets the numbers
+// of copies. Nothing else in forward or backward depends on --recompute, except that GELU can be a matmul's epilogue,
+// with other rounding, only with --recompute none (section "matmul").
 
 void recompute_block(Model& m, size_t l) {
     if (l + 1 == static_cast<size_t>(m.config.layers)) return;   // the shared copies still hold the last layer
@@ -2653,9 +2708,8 @@ void backward_block(Model& m, size_t l) {
     const size_t N = m.setup.N(), C = m.config.channels;
     recorder.at("backward", l);
     /* 8 */ matmul_backward_weight(g.fcprojw(l), x.dfcproj, x.gelu, N, 4 * C, C);
-    /* 7 */ matmul_backward_input_gelu(x.dfc, x.dfcproj, x.fcprojw, a.fc(l), N, 4 * C, C);
+    /* 7 */ matmul_backward_input_gelu(x.dfc, g.fcb(l), partials, x.dfcproj, x.fcprojw, a.fc(l), N, 4 * C, C);
     /* 6 */ matmul_backward_weight(g.fcw(l), x.dfc, x.ln2, N, C, 4 * C);
-            bias_backward(g.fcb(l), partials, a.dfc(), N, 4 * C);
             matmul_backward_input(a.dln(), x.dfc, x.fcw, N, C, 4 * C);
     /* 5 */ layernorm_backward(x.dattproj, g.ln2w(l), g.ln2b(l), g.attprojb(l), partials, a.dln(), a.res2(l), w.ln2w(l),
                                a.ln2_mean(l), a.ln2_rstd(l), N, C);

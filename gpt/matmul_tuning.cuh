@@ -3,7 +3,9 @@
 //
 // Before a run starts, one pass through the model records the matmuls of a micro-step and fills the activations (a GPU
 // multiplies zeros faster). Then each shape for which cuBLASLt offers several algorithms is timed with each of them, on
-// the same tensors. Afterwards gradients and loss are cleared.
+// the same tensors. After that each shape whose epilogue replaces kernels is timed against its alternative: the tuned
+// matmul without the epilogue, and the kernels. It is used only if it is faster. (The addition of an epilogue's bias
+// gradient, a few microseconds, is not timed.) Afterwards gradients and loss are cleared.
 //
 // The choices are saved in a file. Two algorithms may round differently, so the same command gives the same bits as
 // long as the file exists; without it, or on --resume with another --matmul-tuning, results are equal up to rounding.
@@ -16,7 +18,7 @@
 #include <vector>
 
 constexpr int TUNING_ROUNDS = 5;   // plus a warm-up; each round times every algorithm, because clock rates drift
-constexpr int TUNING_FORMAT = 3;   // version of the file
+constexpr int TUNING_FORMAT = 4;   // version of the file
 
 // A short matmul runs for less time than the CPU needs to launch it. So two events enclose several launches, about
 // TIMED_MS in total, and hold_kernel keeps the stream busy until all of them are queued.
@@ -24,12 +26,14 @@ constexpr float TIMED_MS = 0.5f;
 constexpr int MAX_LAUNCHES = 16;
 constexpr long long HOLD_CYCLES = 400000;   // 0.2 ms at 2 GHz: MAX_LAUNCHES launches of about 10 us each
 
-typedef std::map<std::string, cublasLtMatmulAlgo_t> Choices;   // by shape
+// By shape: the algorithm; none if the alternative is faster.
+typedef std::map<std::string, std::vector<cublasLtMatmulAlgo_t>> Choices;
 
 struct MatmulTuning {
     Choices known;                      // from the file and from timing
     size_t timed = 0, from_file = 0;    // numbers of shapes
     double first_ms = 0, best_ms = 0;   // sums over timed shapes: cuBLASLt's first choice, the fastest algorithm
+    size_t epilogues = 0, used = 0;     // shapes that have an alternative; those of them that are used
 };
 
 __global__ void hold_kernel(long long cycles) {
@@ -37,9 +41,8 @@ __global__ void hold_kernel(long long cycles) {
     while (clock64() < until) {}
 }
 
-// Returns each algorithm's minimum time in milliseconds; INFINITY if the algorithm cannot run.
-std::vector<float> best_times(const MatmulPlan& plan) {
-    const size_t count = plan.algorithms.size();
+// Returns the minimum time in milliseconds of run(0), ..., run(count - 1); INFINITY if run() returns false.
+template <typename F> std::vector<float> best_times(size_t count, F run) {
     std::vector<float> best(count, INFINITY);
     std::vector<int> launches(count, 1);
     for (int round = 0; round <= TUNING_ROUNDS; round++)
@@ -47,8 +50,7 @@ std::vector<float> best_times(const MatmulPlan& plan) {
             bool runs = true;
             launch("hold", hold_kernel, 1, 1, 0, HOLD_CYCLES);
             const float ms = stream_milliseconds([&] {
-                for (int n = 0; n < launches[i] && runs; n++)
-                    runs = multiply(plan, plan.last, plan.algorithms[i]) == CUBLAS_STATUS_SUCCESS;
+                for (int n = 0; n < launches[i] && runs; n++) runs = run(i);
             }) / launches[i];
             if (round == 0) launches[i] = static_cast<int>(std::clamp(TIMED_MS / ms, 1.0f, float{MAX_LAUNCHES}));
             else if (runs) best[i] = std::min(best[i], ms);
@@ -64,28 +66,45 @@ bool has_algorithm(const MatmulPlan& plan, const cublasLtMatmulAlgo_t& algorithm
     return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace_bytes();
 }
 
-// Reduces the plan's algorithms to one: the known one if the device supports it, otherwise the fastest of all.
-void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan) {
-    if (plan.algorithms.size() <= 1) return;
-    const std::string name = plan.last.shape.name();
-    const auto known = tuning.known.find(name);
-    if (known != tuning.known.end() && has_algorithm(plan, known->second)) {
-        tuning.from_file++;
-        plan.algorithms = {known->second};
-        return;
-    }
-    const std::vector<float> times = best_times(plan);
-    const size_t best = std::min_element(times.begin(), times.end()) - times.begin();
-    tuning.timed++;
-    if (std::isfinite(times[0])) {
-        tuning.first_ms += times[0];
-        tuning.best_ms += times[best];
-    }
-    plan.algorithms = {plan.algorithms[best]};
-    tuning.known[name] = plan.algorithms[0];
+// Returns whether the file's choice for a plan can be used.
+bool is_usable(const MatmulPlan& plan, const std::vector<cublasLtMatmulAlgo_t>& choice) {
+    if (choice.empty()) return needs_tuning(plan.last.shape.epilogue);
+    return choice.size() == 1 && has_algorithm(plan, choice[0]);
 }
 
-// ---- the file: {"format": 3, "devices": {"NAME, 9.0, cuBLASLt 130100": {"SHAPE": [8 numbers of 64 bits]}}}
+// Reduces the plan's algorithms to one: the known one if the device supports it, otherwise the fastest of all. An
+// epilogue that needs tuning keeps none if its alternative is faster.
+void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan) {
+    const bool optional = needs_tuning(plan.last.shape.epilogue);
+    const std::vector<cublasLtMatmulAlgo_t> offered = optional ? offered_algorithms(plan) : plan.algorithms;
+    const size_t count = offered.size(), least = optional ? 1 : 2;
+    if (count < least) return;
+    const std::string name = plan.last.shape.name();
+    const auto known = tuning.known.find(name);
+    if (known != tuning.known.end() && is_usable(plan, known->second)) {
+        tuning.from_file++;
+        plan.algorithms = known->second;
+    } else {
+        const std::vector<float> times = best_times(count + optional, [&](size_t i) {
+            if (i < count) return multiply(plan, plan.last, offered[i]) == CUBLAS_STATUS_SUCCESS;
+            plan.alternative();
+            return true;
+        });
+        const size_t best = std::min_element(times.begin(), times.end()) - times.begin();
+        tuning.timed++;
+        if (!optional && std::isfinite(times[0])) {
+            tuning.first_ms += times[0];
+            tuning.best_ms += times[best];
+        }
+        plan.algorithms.clear();
+        if (best < count) plan.algorithms = {offered[best]};
+        tuning.known[name] = plan.algorithms;
+    }
+    tuning.epilogues += optional;
+    tuning.used += optional && !plan.algorithms.empty();
+}
+
+// ---- the file: {"format": 4, "devices": {"NAME, 9.0, cuBLASLt 130100": {"SHAPE": [[8 numbers of 64 bits]]}}}
 
 void to_json(json& record, const cublasLtMatmulAlgo_t& algorithm) { record = algorithm.data; }
 void from_json(const json& record, cublasLtMatmulAlgo_t& algorithm) { record.get_to(algorithm.data); }
@@ -146,7 +165,11 @@ template <typename F> void tune_matmuls(Model& m, FILE* out, bool verbose, F pas
     MatmulTuning tuning = {read_choices(path, problem)[tuning_device()]};
     matmul_plans.clear();
     pass();
-    auto choose = [&] { for (auto& [shape, plan] : matmul_plans) choose_algorithm(tuning, plan); };
+    auto choose = [&] {   // first the shapes that alternatives consist of
+        for (bool optional : {false, true})
+            for (auto& [shape, plan] : matmul_plans)
+                if (needs_tuning(shape.epilogue) == optional) choose_algorithm(tuning, plan);
+    };
     if (world.first()) choose();
     if (!world.alone()) {   // all ranks use the choices of the first one
         tuning.known = read_record(from_first(json_text(tuning.known)), "matmul tuning").get<Choices>();
@@ -159,8 +182,8 @@ template <typename F> void tune_matmuls(Model& m, FILE* out, bool verbose, F pas
     if (!world.first()) return;
     if (verbose && tuning.timed + tuning.from_file > 0)
         fprintf(out, "tuning     %zu shapes timed in %.1f s: %.3f ms with cuBLASLt's first choice, %.3f ms tuned; "
-                "%zu shapes known from %s\n", tuning.timed, seconds_now() - began, tuning.first_ms, tuning.best_ms,
-                tuning.from_file, path.c_str());
+                "%zu shapes known from %s; %zu of %zu optional epilogues used\n", tuning.timed, seconds_now() - began,
+                tuning.first_ms, tuning.best_ms, tuning.from_file, path.c_str(), tuning.used, tuning.epilogues);
     if (tuning.timed == 0) return;
     if (!problem.empty()) fprintf(out, "tuning     %s: ignored\n", problem.c_str());
     try {

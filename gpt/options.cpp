@@ -135,7 +135,8 @@ std::vector<Flag> flag_table(Options& o) {
         number("--seq-len", ALL, "T", o.seq_len, {1}, "512", "Tokens per sequence (default: the model's context)"),
         choice("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "selective",
                "Activations that backward recomputes, to save memory. selective: LayerNorm outputs and GELU; full: "
-               "everything but the residual stream. The loss stays the same to the bit."),
+               "everything but the residual stream. The loss stays the same to the bit, unless --matmul-tuning has "
+               "fused GELU with a matmul, which it does only with none."),
         choice("--attention", ALL, o.attention, {"flash", "naive"}, "naive", "Attention algorithm. naive stores the T "
                "x T scores and probabilities, which shows the memory that flash attention saves."),
     }}, {"precision", {

@@ -282,7 +282,9 @@ float gelu_derivative(float x)
     return gate + x * gate * (1 - gate) * 1.5957691216f * (1 + 3 * 0.044715f * x * x);
 }
 
-constexpr uint32_t has_aux = 128;  // bit of epilogues that read or write a second matrix
+// Bits of epilogues: a bias vector is added or its gradient computed, GELU or its derivative is computed, a second
+// matrix is read or written.
+constexpr uint32_t has_bias = 4, has_bias_gradient = 16, has_gelu = 32, has_derivative = 64, has_aux = 128;
 
 cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Product& p, cudaDataType_t type_of_d)
 {
@@ -314,18 +316,38 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
                 load(y, at(c.data, d.type, j * c.ld + i), d.type, count);
                 for (int64_t e = 0; e < count; e++) x[e] += beta * y[e];
             }
-            if (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) {
+            if (desc.epilogue & has_bias) {
                 load(y, at(desc.bias, bias_type, i), bias_type, count);
                 for (int64_t e = 0; e < count; e++) x[e] += y[e];
             }
-            if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
-                load(y, at(desc.aux, aux_type, j * desc.aux_ld + i), aux_type, count);
+            void* const aux = desc.epilogue & has_aux ? at(desc.aux, aux_type, j * desc.aux_ld + i) : nullptr;
+            if (desc.epilogue & has_derivative) {
+                load(y, aux, aux_type, count);
                 for (int64_t e = 0; e < count; e++) x[e] *= gelu_derivative(y[e]);
-            } else if (desc.epilogue & CUBLASLT_EPILOGUE_GELU) {
+            } else if (desc.epilogue & has_gelu) {
+                if (aux != nullptr) store(aux, x, aux_type, count);
                 for (int64_t e = 0; e < count; e++) x[e] = gelu(x[e]);
             }
             store(out, x, d.type, count);
         }
+}
+
+// Computes the bias gradient: the sums of the rows of D, as it is stored. The order does not depend on the number of
+// workers.
+void sum_rows(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& d)
+{
+    constexpr int64_t piece = 64;
+    const auto bias_type = type_of_bias(desc, p, d.type);
+#pragma omp parallel for
+    for (int64_t i = 0; i < p.m; i += piece) {
+        const int64_t count = std::min(piece, p.m - i);
+        float sum[piece] = {}, x[piece];
+        for (int64_t j = 0; j < p.n; j++) {
+            load(x, at(d.data, d.type, j * d.ld + i), d.type, count);
+            for (int64_t e = 0; e < count; e++) sum[e] += x[e];
+        }
+        store(at(desc.bias, bias_type, i), sum, bias_type, count);
+    }
 }
 
 // ==== oneDNN ============================================================================================
@@ -486,7 +508,7 @@ bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
     constexpr int64_t aux_ld_unit = 8;
     constexpr uintptr_t aux_alignment = 16;
     const auto is_type_of_d = [&](int32_t type) { return type < 0 || static_cast<uint32_t>(type) == type_of_d; };
-    if ((desc.epilogue & CUBLASLT_EPILOGUE_BIAS) && !is_type_of_d(desc.bias_type)) return false;
+    if ((desc.epilogue & (has_bias | has_bias_gradient)) && !is_type_of_d(desc.bias_type)) return false;
     if (!(desc.epilogue & has_aux)) return true;
     return is_type_of_d(desc.aux_type) && desc.aux_ld % aux_ld_unit == 0 &&
            reinterpret_cast<uintptr_t>(desc.aux) % aux_alignment == 0;
@@ -530,8 +552,10 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, L
     const bool known = a.type == CUDA_R_32F || a.type == CUDA_R_16BF || a.type == CUDA_R_16F;
     if (!known || a.type != b.type || (d.type != CUDA_R_32F && d.type != a.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (card() != nullptr && !has_epilogue(desc, d.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    for (const auto known_epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU,
-                                      CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
+    for (const auto known_epilogue :
+         {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
+          CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+          CUBLASLT_EPILOGUE_DGELU_BGRAD}) {
         if (desc.epilogue != known_epilogue) continue;
         const bool is_short = desc.epilogue & has_aux && desc.aux_ld < static_cast<int64_t>(m);
         return is_short ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_SUCCESS;
@@ -612,7 +636,7 @@ void report_product(const MatmulCall& call)
 {
     const auto& [desc, p, A, B, c, result, algorithm] = call;
     const auto bytes = [](cudaDataType_t type) { return static_cast<unsigned>(bytes_of(type)); };
-    const char* epilogue = desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? "bias" : desc.epilogue & has_aux ? "dgelu" : "none";
+    const char* epilogue = desc.epilogue & has_bias ? "bias" : desc.epilogue & has_aux ? "dgelu" : "none";
     watch::product({static_cast<size_t>(p.m), static_cast<size_t>(p.n), static_cast<size_t>(p.k),
                     p.type_a == CUDA_R_32F   ? "fp32"
                     : p.type_a == CUDA_R_16F ? "fp16"
@@ -685,7 +709,7 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
     const Target part = {at(d.data, d.type, j * d.ld + i), d.type, d.ld};
     const Source c = {at(call.c.data, d.type, j * call.c.ld + i), call.c.ld};
     const cudaDataType_t bias_type = type_of_bias(call.desc, call.p, d.type);
-    const void* const bias = call.desc.epilogue & CUBLASLT_EPILOGUE_BIAS ? at(call.desc.bias, bias_type, i) : nullptr;
+    void* const bias = call.desc.epilogue & has_bias ? at(call.desc.bias, bias_type, i) : nullptr;
 #ifdef HAVE_ONEDNN
     if (x.scale == 1 && x.type == CUDA_R_16BF && d.type != CUDA_R_16F && call.algorithm == Algorithm::fast &&
         rounding.seed == 0) {
@@ -724,12 +748,9 @@ void multiply_fp8(const MatmulCall& call)
     }
 }
 
-cublasStatus_t multiply(const MatmulCall& call)
+// Computes D, and aux if the epilogue writes it.
+cublasStatus_t compute_d(const MatmulCall& call)
 {
-#ifdef CUDA_CPU_INSPECT
-    report_product(call);
-    if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
-#endif
     const auto& [desc, product, A, B, c, result, algorithm] = call;
     Product p = product;
     if (algorithm == Algorithm::slow) usleep(2000);
@@ -769,6 +790,17 @@ cublasStatus_t multiply(const MatmulCall& call)
     return CUBLAS_STATUS_SUCCESS;
 }
 
+cublasStatus_t multiply(const MatmulCall& call)
+{
+#ifdef CUDA_CPU_INSPECT
+    report_product(call);
+    if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
+#endif
+    const cublasStatus_t status = compute_d(call);
+    if (call.desc.epilogue & has_bias_gradient) sum_rows(call.desc, call.p, call.result);
+    return status;
+}
+
 }  // namespace
 }  // namespace cuda_cpu
 
@@ -781,8 +813,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (const cublasStatus_t status = check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
         return status;
-    const bool has_bias = desc->epilogue & CUBLASLT_EPILOGUE_BIAS;
-    if (A == nullptr || B == nullptr || D == nullptr || (has_bias && desc->bias == nullptr) ||
+    if (A == nullptr || B == nullptr || D == nullptr ||
+        (desc->epilogue & (has_bias | has_bias_gradient) && desc->bias == nullptr) ||
         (desc->epilogue & has_aux && desc->aux == nullptr))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (chosen != nullptr && !usable(*chosen)) return CUBLAS_STATUS_INVALID_VALUE;

@@ -4,7 +4,7 @@
 //
 // Supported: A and B both float, both bfloat16, both half precision or both FP8. C and D have the same type: float, the
 // type of A and B, or either 16-bit type if A and B are FP8. Sums, alpha and beta are float. C is D or a matrix that
-// does not overlap it. Epilogues: those below, up to DGELU. For everything else, such as batches,
+// does not overlap it. Epilogues: those below, up to DGELU_BGRAD. For everything else, such as batches,
 // cublasLtMatmulAlgoGetHeuristic returns no algorithm, as in cuBLASLt.
 #pragma once
 
@@ -59,13 +59,17 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
 };
 
-// Bits: 4 adds the bias, 32 applies GELU, 64 multiplies by its derivative, 128 reads a second matrix (aux).
+// Bits: 4 adds the bias, 16 computes the bias gradient, the sums of D's rows, 32 applies GELU, 64 multiplies by its
+// derivative, 128 writes or reads a second matrix (aux), GELU's input.
 enum cublasLtEpilogue_t {
     CUBLASLT_EPILOGUE_DEFAULT = 1,
     CUBLASLT_EPILOGUE_BIAS = 4,
     CUBLASLT_EPILOGUE_GELU = 32,
     CUBLASLT_EPILOGUE_GELU_BIAS = 32 | 4,
+    CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
     CUBLASLT_EPILOGUE_DGELU = 64 | 128,
+    CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16,
     CUBLASLT_EPILOGUE_BGRADB = 512,
 };
 
@@ -91,7 +95,7 @@ struct cublasLtMatmulDescOpaque_t {
     cudaDataType_t scale_type;
     int32_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    const void* bias = nullptr;
+    void* bias = nullptr;
     int32_t bias_type = -1;  // -1: the type of D
     void* aux = nullptr;
     int64_t aux_ld = 0;

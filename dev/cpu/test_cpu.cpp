@@ -669,7 +669,7 @@ static double gelu_derivative(double z)
     return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * 0.044715 * z * z);
 }
 
-constexpr uint32_t has_gelu = 32, has_derivative = 64, has_bias = 4;
+constexpr uint32_t has_bias = 4, has_bias_gradient = 16, has_gelu = 32, has_derivative = 64, has_aux = 128;
 
 // The descriptors of a cublasLtMatmul call.
 struct LtCall {
@@ -713,7 +713,7 @@ struct Product {
     int64_t size_d() const { return int64_t{ldd()} * n; }
 
     // Runs the product twice in the same memory. Returns whether both runs succeeded with the same bits.
-    bool run(const Numbers& a, const Numbers& b, const Numbers& c, Numbers& d, Numbers& aux, const Numbers& bias)
+    bool run(const Numbers& a, const Numbers& b, const Numbers& c, Numbers& d, Numbers& aux, Numbers& bias)
     {
         LtCall call;
         call.desc.transpose_a = transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -753,15 +753,18 @@ struct Product {
         Numbers d(d_type, size_d(), random), aux(d_type, size_d(), random);
         const bool is_fp8 = cuda_cpu::is_fp8(a_type);
         const auto bias_type = is_fp8 && d_type == CUDA_R_32F ? CUDA_R_16BF : float_bias ? CUDA_R_32F : d_type;
-        const Numbers bias(bias_type, m, random), old_d = d, old_aux = aux;
+        Numbers bias(bias_type, m, random);
+        const Numbers old_d = d, old_aux = aux, old_bias = bias;
         const Numbers c = has_c ? Numbers(d_type, int64_t{ldc()} * n, random) : d;
-        if (!run(a, b, c, d, aux, bias) || aux.bytes != old_aux.bytes) return INFINITY;
+        const bool writes_aux = epilogue & has_aux && epilogue & has_gelu;
+        if (!run(a, b, c, d, aux, bias) || (!writes_aux && aux.bytes != old_aux.bytes)) return INFINITY;
         d_bytes = d.bytes;
-        const double epsilon = d_type == CUDA_R_32F ? 0x1p-21 : d_type == CUDA_R_16F ? 0x1p-11 : 0x1p-8;
-        double worst = 0;
+        const double epsilon = epsilon_of(d_type);
+        double worst = epilogue & has_bias_gradient ? bias_gradient_error(d, bias)
+                       : bias.bytes == old_bias.bytes ? 0 : INFINITY;
         for (int64_t place = 0; place < size_d(); place++) {
             const int64_t j = place / ldd(), i = place % ldd();
-            if (i >= m && d[place] != old_d[place]) return INFINITY;
+            if (i >= m && (d[place] != old_d[place] || aux[place] != old_aux[place])) return INFINITY;
             if (i >= m) continue;
             double sum = 0, size = 0;
             for (int64_t l = 0; l < k; l++) {
@@ -773,9 +776,29 @@ struct Product {
             const double factor = double{alpha} * scale_a * scale_b;
             double x = factor * sum + beta * c[j * ldc() + i] + (epilogue & has_bias ? bias[i] : 0);
             const double allowed = 1 + std::fabs(x) + (d_type == CUDA_R_32F ? std::fabs(factor) * size / 4 : 0);
+            double error = writes_aux ? std::fabs(aux[place] - x) : 0;
             if (epilogue & has_derivative) x *= gelu_derivative(aux[place]);
             else if (epilogue & has_gelu) x = gelu(x);
-            const double error = std::fabs(d[place] - x) / (epsilon * 2 * allowed);
+            error = std::max(error, std::fabs(d[place] - x)) / (epsilon * 2 * allowed);
+            worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+        }
+        return worst;
+    }
+
+private:
+    static double epsilon_of(cudaDataType_t type)
+    {
+        return type == CUDA_R_32F ? 0x1p-21 : type == CUDA_R_16F ? 0x1p-11 : 0x1p-8;
+    }
+
+    // The bias gradient has the sums of the rows of D.
+    double bias_gradient_error(const Numbers& d, const Numbers& gradient) const
+    {
+        double worst = 0;
+        for (int64_t i = 0; i < m; i++) {
+            double sum = 0, size = 1;
+            for (int64_t j = 0; j < n; j++) sum += d[j * ldd() + i], size += std::fabs(d[j * ldd() + i]);
+            const double error = std::fabs(gradient[i] - sum) / (epsilon_of(gradient.type) * size);
             worst = std::isnan(error) ? INFINITY : std::max(worst, error);
         }
         return worst;
@@ -803,7 +826,8 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
     expect(types + ": products with every transposition, leading dimension, alpha, beta and C equal a loop in double, "
                    "with the same bits when repeated", forms < 1);
     for (uint32_t epilogue : {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
-                              CUBLASLT_EPILOGUE_DGELU})
+                              CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+                              CUBLASLT_EPILOGUE_DGELU_BGRAD})
         for (int bits = 0; bits < 16; bits++) {
             Product p = first;
             p.m = 300, p.n = bits & 8 ? 140 : 40, p.k = 24, p.pad = 4, p.epilogue = epilogue, p.has_c = bits & 8;
@@ -813,7 +837,7 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
     expect(types + ": every epilogue equals a loop in double", epilogues < 1);
     Product p = first;
     for (const auto algorithm : other_algorithms)
-        for (uint32_t epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
+        for (uint32_t epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU_BGRAD}) {
             p.algorithm = algorithm, p.epilogue = epilogue, p.beta = 1 - p.beta, p.has_c = !p.has_c;
             algorithms = std::max(algorithms, p.error());
         }
@@ -844,7 +868,8 @@ static void test_fp8_products()
                     number++;
                 }
     expect("FP8: products of all pairs of formats, to float, bf16 and half, with leading dimensions, alpha, beta, "
-           "bias, another C, scales that are read when the product runs, and every algorithm, equal a loop in double", worst < 1);
+           "C, bias, scales that are read when the product runs, and every algorithm, equal a loop in double",
+           worst < 1);
 
     // A product with few tiles and long sums, which oneDNN would split among workers.
     Product p{CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_32F};
@@ -1820,6 +1845,8 @@ static const Case card_cases[] = {
      [](Parts& p) { p.desc.epilogue = bias_epilogue, p.desc.bias_type = CUDA_R_32F; }},
     {"a bias of float to float", fine,
      [](Parts& p) { p.desc.epilogue = bias_epilogue, p.d.type = CUDA_R_32F, p.desc.bias_type = CUDA_R_32F; }},
+    {"a bias gradient of another type", unsupported,
+     [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_DGELU_BGRAD, p.desc.bias_type = CUDA_R_32F; }},
     {"aux", fine, [](Parts& p) { p.desc.epilogue = dgelu, p.aux_offset = 16; }},
     {"aux of another type", unsupported, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_type = CUDA_R_32F; }},
     {"aux_ld of 20", unsupported, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_ld = 20; }},

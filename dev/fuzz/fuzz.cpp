@@ -214,7 +214,8 @@ void write_seeds(const std::string& to) {
     int header[SHARD_HEADER] = {SHARD_MAGIC, SHARD_VERSION, 20};
     const std::string tokens = "a few tokens, of two bytes each, twenty.";
     write_seed(to, "shard", "small", std::string(reinterpret_cast<char*>(header), sizeof(header)) + tokens);
-    const json choices = {{"fp32 1 x 2 x 3 NN into fp32", std::vector<uint64_t>(8)}};
+    const std::vector<std::vector<uint64_t>> choice(1, std::vector<uint64_t>(8));
+    const json choices = {{"fp32 1 x 2 x 3 NN into fp32", choice}};
     write_seed(to, "tuning", "small", json{{"format", TUNING_FORMAT}, {"devices", {{"a CPU", choices}}}}.dump());
     write_seed(to, "questions", "reference", read_bytes("data/reference/hellaswag.bin"));
     write_seed(to, "prompt-tokens", "some", "1,2,3 299\n0");

@@ -351,8 +351,8 @@ TEST("runs: matmul tuning") {
     Near("matmul tuning: losses equal those without tuning", relative_l2(on.losses, off.losses), TUNING_TOLERANCE);
 #ifdef CUDA_ON_CPU
     bool allowed = true;
-    for (const auto& [shape, words] : file["devices"][tuning_device()].items()) {
-        const auto algorithm = static_cast<cuda_cpu::Algorithm>(words[0].get<int>());
+    for (const auto& [shape, choice] : file["devices"][tuning_device()].items()) {
+        const auto algorithm = static_cast<cuda_cpu::Algorithm>(choice[0][0].get<int>());
         allowed = allowed && (algorithm == cuda_cpu::Algorithm::plain || algorithm == cuda_cpu::Algorithm::fast);
     }
     expect(allowed, "matmul tuning never chooses an algorithm that is slow, fails, or adds in place", intact);
@@ -377,7 +377,7 @@ TEST("runs: matmul tuning") {
                    contains(retimed.line, format(" %zu shapes timed in ", shapes)) &&
                    both["devices"]["another, 9.0, cuBLASLt 1"] == foreign["devices"]["another, 9.0, cuBLASLt 1"],
                "matmul tuning: the algorithms of another device are not used, but stay in the file", retimed.outcome);
-    file["devices"][tuning_device()].begin().value() = std::vector<uint64_t>(8, UINT64_MAX);
+    file["devices"][tuning_device()].begin().value()[0] = std::vector<uint64_t>(8, UINT64_MAX);
     write_bytes(TUNING_FILE, file.dump());
     const TunedRun one = tuned_run("", ALL_MATMULS);
     expect_run(contains(one.line, " 1 shapes timed in ") && contains(one.line, format("%zu shapes known", shapes - 1)),
@@ -387,7 +387,7 @@ TEST("runs: matmul tuning") {
                "matmul tuning: a file that cannot be written does not end the run", unsaved);
 #ifdef CUDA_ON_CPU
     // The algorithm `coarse` clears the last bits of its sums.
-    for (auto& words : file["devices"][tuning_device()]) words[0] = static_cast<int>(cuda_cpu::Algorithm::coarse);
+    for (auto& choice : file["devices"][tuning_device()]) choice[0][0] = static_cast<int>(cuda_cpu::Algorithm::coarse);
     write_bytes(TUNING_FILE, file.dump());
     const TunedRun coarse = tuned_run("", ALL_MATMULS);
     expect(coarse.log != on.log, "matmul tuning: the algorithms in the file are used");
@@ -395,6 +395,39 @@ TEST("runs: matmul tuning") {
          relative_l2(coarse.losses, off.losses), TUNING_TOLERANCE);
 #endif
 }
+
+#if defined(CUDA_ON_CPU) && WARP_SIZE == 32
+// On an emulated H100, with choices written into the file.
+TEST("runs: the same bits with tuned epilogues") {
+    const std::string card = GOOD_MATMULS + "CUDA_CPU_CARD=h100 ";
+    const TunedRun off = tuned_run("--matmul-tuning off", card);
+    const TunedRun selective = tuned_run("--matmul-tuning off --recompute selective", card);
+    const TunedRun timed = tuned_run("", card);
+    expect_run(timed.outcome.code == 0 && contains(timed.line, " 17 shapes timed in ") &&
+                   contains(timed.line, " of 2 optional epilogues used\n"),
+               "an H100 times the epilogues GELU, and GELU' with bias gradient, like other shapes", timed.outcome);
+    expect(off.losses.size() == 6 && off.log == selective.log,
+           "with --matmul-tuning off, --recompute does not change a bit");
+    json file = read_json(scratch(TUNING_FILE));
+    for (size_t used : {0, 2}) {
+        for (auto& choices : file["devices"])
+            for (auto choice = choices.begin(); choice != choices.end(); ++choice)
+                if (contains(choice.key(), ", gelu") || contains(choice.key(), "bias gradient"))
+                    choice.value() = used ? json::array({std::vector<int>{0, 16, 0, 0, 0, 0, 0, 0}}) : json::array();
+        write_bytes(TUNING_FILE, file.dump());
+        const TunedRun first = tuned_run("", card), second = tuned_run("", card);
+        expect_run(contains(first.line, format(" %zu of 2 optional epilogues used\n", used)) &&
+                       contains(first.line, " 17 shapes known from ") && first.log == second.log,
+                   format("%zu of 2 epilogues: the choices in the file are used, and a second run has the same bits",
+                          used), first.outcome);
+        Near(format("%zu of 2 epilogues: losses equal those without tuning", used),
+             relative_l2(first.losses, off.losses), TUNING_TOLERANCE);
+    }
+    const TunedRun recomputed = tuned_run("--recompute selective", card);
+    expect_run(contains(recomputed.line, " 1 of 1 optional epilogues used\n"),
+               "--recompute selective does not fuse GELU, which it computes again", recomputed.outcome);
+}
+#endif
 
 // ==== output and log =========================================================
 
