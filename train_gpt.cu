@@ -1590,19 +1590,19 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // shapes    inp (N,C), w (C,OC), out, add (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
 //           operands gives out^T = B^T A^T. FP8 operands are contiguous along K
-// epilogues bias, always; GELU' on Hopper and later and on a CPU. On Hopper and later also the bias with GELU, and GELU'
-//           with the gradient of the bias, where --matmul-tuning has found that faster than separate kernels. GELU only
-//           with --recompute none: the other modes compute it again from the stored pre-activation and must get the
-//           same bits. With FP8 only the bias is an epilogue, because kernels write the 8-bit copies
+// epilogues bias, always; GELU' on Hopper and later and on a CPU. On Hopper and later also bias and GELU, and GELU' with
+//           the gradient of the bias, where --matmul-tuning has found that faster than separate kernels. GELU only with
+//           --recompute none: the other modes compute it again from the stored pre-activation and must get the same
+//           bits. With FP8 only the bias is an epilogue, because kernels write the 8-bit copies
 // choice    cuBLASLt offers several algorithms for a shape, best first by its own estimate. The program takes the
 //           first, or the fastest (--matmul-tuning). Each algorithm gives the same bits at every call; two algorithms
 //           may round differently
 // cost      compute: 2*M*N*K FLOPs
 // variants  dev/kernels/matmul.cu
 
-constexpr size_t MATMUL_WORKSPACE = 32 << 20;   // NVIDIA recommends it for Hopper
-constexpr uint32_t MATMUL_ALIGNMENT = 16;       // bytes, at least, of every operand
-constexpr int MATMUL_CANDIDATES = 16;           // algorithms requested from cuBLASLt
+constexpr size_t MATMUL_WORKSPACE = 128 << 20;   // for partial sums: more algorithms fit than in the usual 32 MiB
+constexpr uint32_t MATMUL_ALIGNMENT = 16;        // bytes, at least, of every operand
+constexpr int MATMUL_CANDIDATES = 64;            // algorithms requested from cuBLASLt
 
 // cuBLASLt may split a long sum among blocks if the parts stay FP32 and a separate kernel adds them. Adding the parts
 // in the output would round each time to the output's type, in an order that cuBLASLt does not specify.
@@ -1837,19 +1837,21 @@ void matmul_backward_input(floatX* dinp, const Operand& dout, const Operand& w, 
 void matmul_backward_input_gelu(const Operand& dinp, Grad db, float* partials, const Operand& dout, const Operand& w,
                                 const floatX* pre, size_t N, size_t C, size_t OC) {
     Product p = input_product(dinp.x, dout, w, N, C, OC);
+    p.shape.epilogue = Epilogue::GELU_BACKWARD;
     p.pre_activation = pre;
-    auto separate = [=]() mutable {
-        p.shape.epilogue = Epilogue::GELU_BACKWARD;
-        if (!(may_fuse_gelu(dout) || (device.is_cpu() && !dout.fp8)) || !try_matmul(p)) {
+    auto separate = [=] {
+        const bool may_fuse = may_fuse_gelu(dout) || (device.is_cpu() && !dout.fp8);
+        if (!may_fuse || !try_matmul(p)) {
             matmul_backward_input(dinp.x, dout, w, N, C, OC);
             gelu_backward(dinp, dinp.x, pre, N * C);
         }
         bias_backward(db, partials, dinp.x, N, C);
     };
     if (!may_fuse_gelu(dout)) return separate();
-    p.shape.epilogue = Epilogue::GELU_BACKWARD_BIAS;
-    p.second_out = partials;
-    if (try_fused(p, separate)) add_partials({db}, reinterpret_cast<const floatX*>(partials), 1, C);
+    Product fused = p;
+    fused.shape.epilogue = Epilogue::GELU_BACKWARD_BIAS;
+    fused.second_out = partials;
+    if (try_fused(fused, separate)) add_partials({db}, reinterpret_cast<const floatX*>(partials), 1, C);
 }
 
 // dw (C,OC) += inp (N,C)^T dout (N,OC)
@@ -1884,7 +1886,8 @@ const Preset PRESETS[] = {
 enum class Purpose { TRAINING, INFERENCE, SAMPLING };
 
 // The head (lnf times wte) processes this many rows at a time, which bounds the memory of the logits. Each part reads
-// and writes the whole gradient of wte; with fewer rows that would take longer than the matmul, which hides it.
+// and writes the whole gradient of wte; with fewer rows that would take longer than the matmul, which hides it. In
+// training all rows are processed at once if the GPU has enough memory: training_head_rows() in gpt/plan.cuh.
 constexpr size_t HEAD_ROWS = 16384;
 
 constexpr size_t MAX_ROWS = size_t{1} << 31;   // row indices are int32, and a grid has at most 2^31 - 1 blocks
@@ -1908,6 +1911,7 @@ struct Setup {
     size_t rank = 0;            // no size depends on it
 
     size_t N() const { return static_cast<size_t>(B) * T; }
+    size_t logits_rows() const { return std::min(N(), head_rows); }
 };
 
 // ==== model: parameters ======================================================
@@ -2193,7 +2197,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         rowX(a.lnf,      "lnf",      {N, C},     1),
         row (a.lnf_mean, "lnf_mean", {N},        1),
         row (a.lnf_rstd, "lnf_rstd", {N},        1),
-        rowX(a.logits,   "logits",   {std::min(N, s.head_rows), Vp}, 1),
+        rowX(a.logits,   "logits",   {s.logits_rows(), Vp}, 1),
         row (a.losses,   "losses",   {N},        1),
         row (a.loss,     "loss",     {1},        1, Category::WORKSPACE),
         row (a.inputs,   "inputs",   {N},        3, Category::WORKSPACE),
@@ -3430,7 +3434,7 @@ void save_checkpoint(TrainingRun& run) {
     const uint64_t windows = static_cast<uint64_t>(run.step - run.start.step) * run.micro_steps * run.m.setup.B *
                              run.m.setup.gpus;
     json trainer = {{"next_window", run.start.window + windows}, {"train_tokens", run.data.train.count()},
-                    {"options", describe(run.o, TRAIN)}};
+                    {"head_rows", run.m.setup.logits_rows()}, {"options", describe(run.o, TRAIN)}};
     if (run.m.fp8_history) trainer["fp8_history"] = fp8_history(run.m);
     if (run.scale.interval > 0 || run.scale.skipped > 0)
         trainer["loss_scaling"] = {{"scale", long(run.scale.scale)}, {"good_steps", long(run.scale.good_steps)},
@@ -3562,7 +3566,10 @@ void train(const Options& o) {
     divide_data(data, o, start.dir, config);
     print_changes(o, start.trainer, start.dir, data.train.count());
     if (o.matmul != MatmulIn::FLOATX) require_fp8_device();
-    const Setup setup = make_setup(o, config, Purpose::TRAINING, least_of_all(memory_now().available));
+    const Memory memory = memory_now();
+    const Memory least = {size_t(least_of_all(memory.available)), size_t(least_of_all(memory.all))};   // of all GPUs
+    const Setup setup = make_setup(o, config, Purpose::TRAINING, least);
+    print_head_rows(setup, start);
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);
     // Find errors before training: a trace that cannot be written, no validation data, tokens outside the vocabulary.
@@ -3586,7 +3593,7 @@ void train(const Options& o) {
 void load_for_inference(Model& m, const Options& o, const char* subcommand, Purpose purpose) {
     if (o.from.empty()) throw UserError("%s needs --from DIR, a folder with config.json and model.safetensors",
                                        subcommand);
-    Setup setup = make_setup(o, read_config(o.from + "/config.json"), purpose, memory_now().available);
+    Setup setup = make_setup(o, read_config(o.from + "/config.json"), purpose, memory_now());
     allocate(m, setup);
     read_weights(m, o.from);
 }

@@ -163,8 +163,28 @@ void require_consistent(const Setup& s) {
     if (s.gpus > 1) throw UserError("--master-weights none: expected one GPU, found %d", s.gpus);
 }
 
-// Returns the setup of a run. memory: bytes that --micro-batch auto may use.
-Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memory) {
+// Returns the number of rows that the head processes at a time in training. On a GPU that holds the logits of all rows
+// without recomputation and ZeRO, these are all rows. The number changes the order of sums. So it depends on the size
+// of the GPU's memory, but not on what is free of it, nor on --recompute and --zero, which do not change the bits.
+size_t training_head_rows(Setup s, size_t gpu_memory) {
+    s.head_rows = s.N();
+    s.recompute = Recompute::NONE;
+    s.zero = 0;
+    s.gpus = 1;
+    return s.on_gpu && plan(s).total <= without_margin(gpu_memory) ? s.N() : HEAD_ROWS;
+}
+
+// Says if a resumed run has other rows than training_head_rows() returned before, on another GPU for example.
+void print_head_rows(const Setup& s, const Start& start) {
+    if (!start.trainer.contains("head_rows")) return;
+    const size_t before = whole_number<size_t>(start.trainer, "head_rows", start.dir + "/trainer.json");
+    if (before != s.logits_rows())
+        printf("resume     the head processed %zu rows at a time, now %zu: equal up to rounding\n", before,
+               s.logits_rows());
+}
+
+// Returns the setup of a run. --micro-batch auto uses memory.available.
+Setup make_setup(const Options& o, const Config& c, Purpose purpose, const Memory& memory) {
     const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
     Setup s = {c, o.micro_batch, o.seq_len ? o.seq_len : c.context, o.recompute, o.grad_dtype, purpose, head_rows,
                o.attention, precision_of(o)};
@@ -174,8 +194,10 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     s.rank = world.rank;
     s.matmul = o.matmul;
     s.fp8_scaling = o.fp8_scaling;
-    if (o.micro_batch == AUTO) s.B = auto_micro_batch(o, s, memory);
+    s.on_gpu |= o.gpu_memory > 0;   // of plan
+    if (o.micro_batch == AUTO) s.B = auto_micro_batch(o, s, memory.available);
     require_consistent(s);
+    if (purpose == Purpose::TRAINING) s.head_rows = training_head_rows(s, memory.all);
     return s;
 }
 
@@ -294,8 +316,8 @@ json run_record(const Options& o, const Setup& s) {
               {"precision", name_of(FLOATX)}, {"attention", attention_text(s)}, {"matmul", matmul_text(s)},
               {"peak_flops", device.peak_flops}, {"peak_source", device.peak_source},
               {"flops_per_token", flops_record(s)}, {"gpus", s.gpus}, {"zero", s.zero},
-              {"planned_bytes", plan(s).total}, {"cuda_runtime", runtime}, {"cuda_driver", driver},
-              {"nccl", nccl_version()}, {"cublaslt", cublasLtGetVersion()}}}};
+              {"head_rows", s.logits_rows()}, {"planned_bytes", plan(s).total}, {"cuda_runtime", runtime},
+              {"cuda_driver", driver}, {"nccl", nccl_version()}, {"cublaslt", cublasLtGetVersion()}}}};
 }
 
 // ---- a step in time -----------------------------------------------------------------------------
@@ -406,7 +428,8 @@ json layout_record(const Options& o, const Setup& s, size_t memory) {
                 {"exposed", time.seconds - time.computing},   // communication that computation waits for
                 {"tokens_per_s", double(s.N()) * s.gpus * accumulation / time.seconds}};
     return {{"gpus", s.gpus}, {"zero", s.zero}, {"micro_batch", s.B}, {"accumulation", accumulation},
-            {"recompute", recompute_name(s)}, {"bytes", bytes}, {"state", state_bytes(p)},
+            {"recompute", recompute_name(s)}, {"head_rows", s.logits_rows()}, {"bytes", bytes},
+            {"state", state_bytes(p)},
             {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s).elements()}, {"fits", p.total <= memory},
             {"bytes_sent", time.bytes}, {"step", step}};
 }
@@ -426,11 +449,13 @@ json scan_records(const Options& o, Setup s, size_t memory) {
         for (s.zero = 0; s.zero <= (s.gpus > 1 ? last_stage(s) : 0); s.zero++)
             for (const auto& [name, mode] : RECOMPUTE_NAMES) {
                 s.recompute = mode;
+                s.head_rows = HEAD_ROWS;
                 s.B = largest ? 1 : o.micro_batch;
                 if (excluded("--zero", s.gpus > 1 && s.zero != o.zero) || excluded("--recompute", mode != o.recompute))
                     continue;
                 if (o.total_batch % (long(s.N()) * s.gpus) != 0) continue;
                 if (largest) s.B = auto_micro_batch(o, s, memory);
+                s.head_rows = training_head_rows(s, memory);
                 if (plan(s).total > without_margin(memory)) continue;
                 const json record = layout_record(o, s, memory);
                 const double time = std::log(double(record["step"]["seconds"])), sent = record["bytes_sent"];
@@ -470,6 +495,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
     for (const auto& [name, mode] : RECOMPUTE_NAMES) {
         Setup other = s;
         other.recompute = mode;
+        other.head_rows = HEAD_ROWS;
         most[name] = largest_micro_batch(other, memory);
     }
     record.update({{"model", model_record(s.config)}, {"parameters", count_parameters(s.config).real},
@@ -579,8 +605,7 @@ void plan_subcommand(Options o) {
     if (o.scan && !o.given.count("--micro-batch")) o.micro_batch = AUTO;
     const size_t memory = elsewhere ? static_cast<size_t>(o.gpu_memory) : memory_now().all;
     const Config config = o.from.empty() ? config_from_options(o, 0) : config_of_folder(o, o.from);
-    Setup setup = make_setup(o, config, Purpose::TRAINING, memory);
-    setup.on_gpu |= elsewhere;
+    const Setup setup = make_setup(o, config, Purpose::TRAINING, {memory, memory});
     const json record = plan_record(o, setup, memory);
     if (o.as_json) printf("%s\n", json_text(record, 2).c_str());
     else print_plan(o, setup, record, memory);

@@ -51,7 +51,7 @@ void run_train(const std::vector<std::string>& arguments) {
     const Config config = start.dir.empty() ? config_from_options(o, BYTE_VOCAB) : config_of_folder(o, start.dir);
     divide_data(data, o, start.dir, config);
     print_changes(o, start.trainer, start.dir, data.train.count());
-    const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now().available);
+    const Setup setup = make_setup(o, config, Purpose::TRAINING, memory_now());
     TrainingRun run(o, data, start);
     load_run(run, setup);
     train_loop(run);

@@ -92,6 +92,24 @@ TEST("plan: ZeRO stages") {
            "ZeRO 3 with one layer: the buffers hold one copy of weights and gradients, not two");
 }
 
+TEST("plan: rows of the head") {
+    Setup s = planned("gpt2", 64, 1024, DType::BF16, DType::FP32);
+    s.head_rows = s.N();
+    const size_t all = plan(s).total;
+    bool right = true;
+    for (const auto& [name, mode] : RECOMPUTE_NAMES)
+        for (auto [gpus, zero] : {std::pair{1, 0}, {8, 0}, {8, 3}}) {
+            s.recompute = mode;
+            s.gpus = gpus;
+            s.zero = zero;
+            right = right && training_head_rows(s, all) == HEAD_ROWS &&
+                    training_head_rows(s, static_cast<size_t>(all / 0.95) + 1) == s.N();
+        }
+    expect(right, "the head processes all rows at once if that fits with a margin, for every --recompute and --zero");
+    s.on_gpu = false;
+    expect(training_head_rows(s, size_t{1} << 50) == HEAD_ROWS, "the head on a CPU processes a fixed number of rows");
+}
+
 // Steps small enough to compute by hand: the comments give the time at which each task ends. In brackets: communication
 // of gradients G and weights W of a group (0: non-layer parameters, 1...: layers).
 TEST("plan: timeline") {

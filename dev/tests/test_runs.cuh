@@ -258,10 +258,13 @@ TEST("runs: --resume with other options") {
     json older = read_json(path);
     older["options"]["eval-batches"] = 20;   // an option that was removed
     older.erase("train_tokens");
+    older["head_rows"] = 7;
     write_json(path, older);
     const Outcome of_older = run("train --resume --out @/longer --steps 15");
-    expect_run(of_older.code == 0 && contains(of_older.out, "--eval-batches was 20"),
-               "a checkpoint with an unknown option can be resumed; the option is printed", of_older);
+    expect_run(of_older.code == 0 && contains(of_older.out, "--eval-batches was 20") &&
+                   contains(of_older.out, "the head processed 7 rows at a time, now "),
+               "a checkpoint with an unknown option can be resumed; the option is printed, and another number of rows "
+               "that the head processes", of_older);
 }
 
 // Resumes @/scaled at step 5 in the folder `to`, after setting the checkpoint's number of skipped steps.
