@@ -20,15 +20,19 @@
 //
 //           K and V each have a ring. Two mbarriers guard stage s. Consumers wait for full[s], which completes when the
 //           bytes of a load have arrived. The producer waits for empty[s], which completes when all consumer warps have
-//           called release(): for K after S, for V after O. In forward, an OrderedBarrier makes the warpgroups issue
-//           their products in a fixed cyclic order, so that the products of one overlap with the softmax of another.
-//           A warp's 16 rows of scores are a fragment in its registers, so P and dS become operands of the next product
-//           without leaving them
+//           called release(): for K after S, for V after O. An OrderedBarrier makes the warpgroups issue their products
+//           in a fixed cyclic order, so that the products of one overlap with the softmax of another. A warp's 16 rows
+//           of scores are a fragment in its registers, so P and dS become operands of the next product without leaving
+//           them.
+//           The rows that a block owns have a ring, too. In dQ and dK/dV it has 2 stages: those of the next work tile
+//           are loaded during the current one. dev/kernels/attention_cycles.py simulates what this and the fixed order
+//           save; in forward a second stage saves nothing
 // backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no result
 //           depends on the order of blocks (dev/kernels/attention.cu estimates the alternative)
 // cost      compute: 2 products forward, 7 backward, of T*T/2*HS per head
 // needs     the counter is 0 before each launch; the kernels leave it at 0
-// shared    at most 227 KiB: 3 stages for heads of 64, 2 for larger ones
+// shared    at most 227 KiB. Rings of tiles: 3 stages for heads of 64, 2 for larger ones. Forward, dQ and dK/dV use
+//           145, 177 and 180 KiB for heads of 64, and 193, 225 and 226 KiB for larger ones
 #pragma once
 
 #include "attention_mma.cuh"   // softmax_step(), probabilities(), ... of a fragment of scores
@@ -156,11 +160,11 @@ __device__ __forceinline__ void start_outputs(HeadAccumulator<HS>& O, const uint
 // ---- forward
 
 template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
-    static constexpr int TILE_Q = ForwardShape::ROWS, TILE_K = 128, STAGES = stages(HS);
+    static constexpr int TILE_Q = ForwardShape::ROWS, TILE_K = 128, STAGES = stages(HS), OWN_STAGES = 1;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char Q[tile_bytes(TILE_Q, HS)], K[STAGES][tile_bytes(TILE_K, HS)],
+        alignas(TILE_ALIGNMENT) char Q[OWN_STAGES][tile_bytes(TILE_Q, HS)], K[STAGES][tile_bytes(TILE_K, HS)],
             V[STAGES][tile_bytes(TILE_K, HS)], O[tile_bytes(TILE_Q, HS)];
-        Ring<1> q;
+        Ring<OWN_STAGES> q;
         Ring<STAGES> k, v;
         NextTile next;
     };
@@ -179,12 +183,13 @@ __device__ __forceinline__ int warpgroup_key_tiles(int wg_query0, int T, int til
     return wg_query0 < T ? key_tiles(wg_query0, WGMMA_M, T, tile_k) : 1;
 }
 
-// Releases `count` tiles of K and V that only other warpgroups read; calls before_each() before each tile.
-template <typename Shared, int STAGES, typename BeforeEach>
+// Releases `count` tiles of K and V that only other warpgroups read.
+template <typename Shared, int STAGES, int CONSUMERS>
 __device__ __forceinline__ void release_tiles(Shared& shared, PipelineState<STAGES>& k, PipelineState<STAGES>& v,
-                                              int count, BeforeEach before_each) {
+                                              int count, const OrderedBarrier<CONSUMERS>& order) {
     for (; count > 0; count--) {
-        before_each();
+        order.wait();             // the other warpgroups wait for one arrival per tile
+        order.arrive();
         wait_full(shared.v, v);   // K was loaded before V
         __syncwarp();             // all lanes have seen this phase: after the release, the next one may complete
         release(shared.k, k);
@@ -196,10 +201,10 @@ __device__ __forceinline__ void release_tiles(Shared& shared, PipelineState<STAG
 template <int HS, typename Shape, typename LoadQueries>
 __device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shared, const TensorMap& qkv,
                                                     const TileScheduler& scheduler, int T, LoadQueries load_queries) {
-    PipelineState<1> per_work_tile;    // position in shared.q and shared.next
+    PipelineState<1> next_work;
+    PipelineState<Shape::OWN_STAGES> q;
     PipelineState<Shape::STAGES> kv;   // position in shared.k and shared.v
-    for (unsigned i = scheduler.first(); i < scheduler.count();
-         i = publish_next(shared.next, per_work_tile, scheduler)) {
+    for (unsigned i = scheduler.first(); i < scheduler.count(); i = publish_next(shared.next, next_work, scheduler)) {
         const WorkTile work = work_tile(scheduler, i);
         const int query0 = first_query(scheduler, work, Shape::TILE_Q),
                   tiles = key_tiles(query0, Shape::TILE_Q, T, Shape::TILE_K);
@@ -209,10 +214,11 @@ __device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shar
             mbarrier_arrive_expect_tx(full, sizeof(shared.K[0]));
             tma_load_tile<HS>(tile, Shape::TILE_K, qkv, full, head, j * Shape::TILE_K, work.b);
         };
-        // K is loaded before Q: a stage of K is free before the previous work tile has released Q.
+        // K is loaded before Q: in forward, a stage of K is free before the previous work tile has released Q.
         load(shared.k, shared.K[kv.stage], scheduler.NH + work.h, 0);
-        wait_empty(shared.q, per_work_tile);
-        load_queries(work, query0, &shared.q.full[0]);
+        wait_empty(shared.q, q);
+        load_queries(work, query0, q.stage);
+        q.advance();
         for (int j = 0;;) {
             load(shared.v, shared.V[kv.stage], 2 * scheduler.NH + work.h, j);
             kv.advance();
@@ -230,7 +236,7 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
     using Shape = ForwardShape<HS>;
     constexpr int TILE_K = Shape::TILE_K;
     const int row = consumer_row(), wg_row = warpgroup_row();   // first rows of this warp and this warpgroup
-    const uint64_t Q = wgmma_descriptor(shared.Q + wg_row * TILE_ROW_BYTES);
+    const uint64_t Q = wgmma_descriptor(shared.Q[0] + wg_row * TILE_ROW_BYTES);
     const uint64_t K = wgmma_descriptor(shared.K[0]), V = wgmma_descriptor(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
     const OrderedBarrier<Shape::CONSUMERS> order(wg_row / WGMMA_M);
@@ -292,10 +298,7 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
         store_lse(lse + head.rows, rows, sum, query0 + row, T, scale);
         wgmma_wait<0>(O);
         release(shared.v, v);
-        release_tiles(shared, k, v, loaded - tiles, [&] {   // the other warpgroups wait for one arrival per tile
-            order.wait();
-            order.arrive();
-        });
+        release_tiles(shared, k, v, loaded - tiles, order);
         multiply_rows(O, inverse);
         store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, shared.O, Shape::TILE_Q, row);
     }
@@ -309,9 +312,10 @@ attention_forward_wgmma_kernel(Out<e4m3> out, float* lse, const __grid_constant_
         using Shape = ForwardShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
-        auto load_queries = [&](const WorkTile& work, int query0, uint64_t* full) {
-            mbarrier_arrive_expect_tx(full, sizeof(shared.Q));
-            tma_load_tile<HS>(shared.Q, Shape::TILE_Q, qkv, full, work.h, query0, work.b);
+        auto load_queries = [&](const WorkTile& work, int query0, int stage) {
+            uint64_t* full = &shared.q.full[stage];
+            mbarrier_arrive_expect_tx(full, sizeof(shared.Q[0]));
+            tma_load_tile<HS>(shared.Q[stage], Shape::TILE_Q, qkv, full, work.h, query0, work.b);
         };
         specialise_warpgroups<Shape>(
             [&] { if (threadIdx.x == 0) forward_dq_producer<HS, Shape>(shared, qkv, scheduler, T, load_queries); },
@@ -322,14 +326,16 @@ attention_forward_wgmma_kernel(Out<e4m3> out, float* lse, const __grid_constant_
 // ---- backward: shared by dQ and dK/dV
 
 // Descriptors of the operands of S = X A^T and dP = Y B^T. X and Y are this warpgroup's rows of the two owned tiles (Q
-// and dO, or K and V), A and B tiles of N rows in the two rings (K and V, or Q and dO).
-template <int HS, int N> struct BackwardDescriptors {
-    uint64_t X, Y, A, B;   // A and B: stage 0
+// and dO, or K and V), A and B tiles of N rows of the other side (K and V, or Q and dO). All are in rings.
+template <int HS, int ROWS, int N> struct BackwardDescriptors {
+    uint64_t X, Y, A, B;   // of stage 0
 
     __device__ __forceinline__ BackwardDescriptors(const char* x, const char* y, const char* a, const char* b)
         : X(wgmma_descriptor(x + warpgroup_row() * TILE_ROW_BYTES)),
           Y(wgmma_descriptor(y + warpgroup_row() * TILE_ROW_BYTES)), A(wgmma_descriptor(a)), B(wgmma_descriptor(b)) {}
 
+    __device__ __forceinline__ uint64_t x(int stage) const { return offset_by(X, stage * tile_bytes(ROWS, HS)); }
+    __device__ __forceinline__ uint64_t y(int stage) const { return offset_by(Y, stage * tile_bytes(ROWS, HS)); }
     __device__ __forceinline__ uint64_t a(int stage) const { return offset_by(A, stage * tile_bytes(N, HS)); }
     __device__ __forceinline__ uint64_t b(int stage) const { return offset_by(B, stage * tile_bytes(N, HS)); }
 };
@@ -337,17 +343,18 @@ template <int HS, int N> struct BackwardDescriptors {
 // ---- dQ
 
 template <int HS> struct DqShape : Warpgroups<2> {
-    static constexpr int TILE_Q = DqShape::ROWS, TILE_K = HS == 64 ? 128 : 64, STAGES = stages(HS);
+    static constexpr int TILE_Q = DqShape::ROWS, TILE_K = HS == 64 ? 128 : 64, STAGES = stages(HS), OWN_STAGES = 2;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char Q[tile_bytes(TILE_Q, HS)], dO[tile_bytes(TILE_Q, HS)],
+        alignas(TILE_ALIGNMENT) char Q[OWN_STAGES][tile_bytes(TILE_Q, HS)], dO[OWN_STAGES][tile_bytes(TILE_Q, HS)],
             K[STAGES][tile_bytes(TILE_K, HS)], V[STAGES][tile_bytes(TILE_K, HS)], dQ[tile_bytes(TILE_Q, HS)];
-        Ring<1> q;   // Q and dO
+        Ring<OWN_STAGES> q;   // Q and dO
         Ring<STAGES> k, v;
         NextTile next;
     };
 };
 
-// A consumer warpgroup of dQ. dQ += dS K of tile j - 1 overlaps with S and dP of tile j.
+// A consumer warpgroup of dQ. dQ += dS K of tile j - 1 overlaps with S and dP of tile j. A warpgroup takes its turn in
+// `order` once per tile, for these three products.
 template <int HS>
 __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out, const floatX* dout, const floatX* out,
                                             const float* lse_in, typename DqShape<HS>::Shared& shared,
@@ -355,9 +362,11 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
     using Shape = DqShape<HS>;
     constexpr int TILE_K = Shape::TILE_K;
     const int row = consumer_row();
-    const BackwardDescriptors<HS, TILE_K> in(shared.Q, shared.dO, shared.K[0], shared.V[0]);
+    const BackwardDescriptors<HS, Shape::TILE_Q, TILE_K> in(shared.Q[0], shared.dO[0], shared.K[0], shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    PipelineState<1> q, next_work;
+    const OrderedBarrier<Shape::CONSUMERS> order(warpgroup_row() / WGMMA_M);
+    PipelineState<1> next_work;
+    PipelineState<Shape::OWN_STAGES> q;
     PipelineState<Shape::STAGES> k, v;
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
         const WorkTile work = work_tile(scheduler, i);
@@ -373,11 +382,13 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
             wait_full(shared.k, now);
             wait_full(shared.v, v);
             wgmma_fence(S, dP);
-            start_scores<HS, TILE_K>(S, in.X, Shape::TILE_Q, in.a(now.stage));                          // S = Q K^T
-            start_scores<HS, TILE_K>(dP, in.Y, Shape::TILE_Q, in.b(v.stage));                           // dP = dO V^T
+            start_scores<HS, TILE_K>(S, in.x(q.stage), Shape::TILE_Q, in.a(now.stage));                 // S = Q K^T
+            start_scores<HS, TILE_K>(dP, in.y(q.stage), Shape::TILE_Q, in.b(v.stage));                  // dP = dO V^T
+            order.arrive();
         };
         wgmma_fence(dQ);                              // dQ is 0 before the first product starts
         wait_full(shared.q, q);
+        order.wait();
         start_tile();
         query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out,
                              query0 + row, T, head.C);
@@ -393,15 +404,17 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
             if (j + 1 == tiles) release(shared.q, q);
             score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
             to_operands(dS, dP);
+            const bool last = ++j == tiles;
+            if (!last) order.wait();
             wgmma_fence(dQ, dS);
             start_outputs<HS, TILE_K>(dQ, dS, in.a(now.stage));                                         // dQ += dS K
             now.advance();
-            if (++j == tiles) break;
+            if (last) break;
             start_tile();
         }
         wgmma_wait<0>(dQ);
         release(shared.k, k);
-        release_tiles(shared, k, v, loaded - tiles, [] {});
+        release_tiles(shared, k, v, loaded - tiles, order);
         const float factor[2] = {scale, scale};
         multiply_rows(dQ, factor);
         store_rows<HS>(dqkv.from(head.qkv), head.stride, query0 + row, T, dQ, shared.dQ, Shape::TILE_Q, row);
@@ -418,10 +431,11 @@ __global__ void __launch_bounds__(DqShape<HS>::BLOCK, 1)
         using Shape = DqShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
-        auto load_queries = [&](const WorkTile& work, int query0, uint64_t* full) {
-            mbarrier_arrive_expect_tx(full, sizeof(shared.Q) + sizeof(shared.dO));
-            tma_load_tile<HS>(shared.Q, Shape::TILE_Q, qkv, full, work.h, query0, work.b);
-            tma_load_tile<HS>(shared.dO, Shape::TILE_Q, dout_map, full, work.h, query0, work.b);
+        auto load_queries = [&](const WorkTile& work, int query0, int stage) {
+            uint64_t* full = &shared.q.full[stage];
+            mbarrier_arrive_expect_tx(full, sizeof(shared.Q[0]) + sizeof(shared.dO[0]));
+            tma_load_tile<HS>(shared.Q[stage], Shape::TILE_Q, qkv, full, work.h, query0, work.b);
+            tma_load_tile<HS>(shared.dO[stage], Shape::TILE_Q, dout_map, full, work.h, query0, work.b);
         };
         specialise_warpgroups<Shape>(
             [&] { if (threadIdx.x == 0) forward_dq_producer<HS, Shape>(shared, qkv, scheduler, T, load_queries); },
@@ -432,12 +446,12 @@ __global__ void __launch_bounds__(DqShape<HS>::BLOCK, 1)
 // ---- dK and dV
 
 template <int HS> struct DkvShape : Warpgroups<2> {
-    static constexpr int TILE_K = DkvShape::ROWS, TILE_Q = HS == 64 ? 128 : 64, STAGES = stages(HS);
+    static constexpr int TILE_K = DkvShape::ROWS, TILE_Q = HS == 64 ? 128 : 64, STAGES = stages(HS), OWN_STAGES = 2;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char K[tile_bytes(TILE_K, HS)], V[tile_bytes(TILE_K, HS)],
+        alignas(TILE_ALIGNMENT) char K[OWN_STAGES][tile_bytes(TILE_K, HS)], V[OWN_STAGES][tile_bytes(TILE_K, HS)],
             Q[STAGES][tile_bytes(TILE_Q, HS)], dO[STAGES][tile_bytes(TILE_Q, HS)], out[tile_bytes(TILE_K, HS)];
         float lse[STAGES][TILE_Q], D[STAGES][TILE_Q];
-        Ring<1> k;                // K and V
+        Ring<OWN_STAGES> k;       // K and V
         Ring<STAGES, 1 + 32> q;   // Q and dO by TMA, lse and D by the 32 lanes of a warp
         NextTile next;
     };
@@ -451,7 +465,8 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
                                              const TileScheduler& scheduler, int T) {
     using Shape = DkvShape<HS>;
     const int lane = threadIdx.x;
-    PipelineState<1> k, next_work;
+    PipelineState<1> next_work;
+    PipelineState<Shape::OWN_STAGES> k;
     PipelineState<Shape::STAGES> q;
     auto next_of_warp = [&] {
         return __shfl_sync(FULL_WARP, lane == 0 ? publish_next(shared.next, next_work, scheduler) : 0, 0);
@@ -462,9 +477,11 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
         const size_t first = head_of(work.b, work.h, scheduler.NH, T, HS).rows;
         wait_empty(shared.k, k);
         if (lane == 0) {
-            mbarrier_arrive_expect_tx(&shared.k.full[0], sizeof(shared.K) + sizeof(shared.V));
-            tma_load_tile<HS>(shared.K, Shape::TILE_K, qkv, &shared.k.full[0], scheduler.NH + work.h, key0, work.b);
-            tma_load_tile<HS>(shared.V, Shape::TILE_K, qkv, &shared.k.full[0], 2 * scheduler.NH + work.h, key0, work.b);
+            uint64_t* full = &shared.k.full[k.stage];
+            const int head = scheduler.NH + work.h;
+            mbarrier_arrive_expect_tx(full, sizeof(shared.K[0]) + sizeof(shared.V[0]));
+            tma_load_tile<HS>(shared.K[k.stage], Shape::TILE_K, qkv, full, head, key0, work.b);
+            tma_load_tile<HS>(shared.V[k.stage], Shape::TILE_K, qkv, full, head + scheduler.NH, key0, work.b);
         }
         k.advance();
         for (int query0 = key0; query0 < T; query0 += Shape::TILE_Q, q.advance()) {
@@ -490,16 +507,19 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
     }
 }
 
-// A consumer warpgroup of dK and dV. dV += P dO and dK += dS Q of one tile overlap with S of the next.
+// A consumer warpgroup of dK and dV. dV += P dO and dK += dS Q of one tile overlap with S of the next; the warpgroup
+// issues them in one turn of `order`.
 template <int HS>
 __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename DkvShape<HS>::Shared& shared,
                                              const TileScheduler& scheduler, int T) {
     using Shape = DkvShape<HS>;
     constexpr int TILE_Q = Shape::TILE_Q;
     const int row = consumer_row();
-    const BackwardDescriptors<HS, TILE_Q> in(shared.K, shared.V, shared.Q[0], shared.dO[0]);
+    const BackwardDescriptors<HS, Shape::TILE_K, TILE_Q> in(shared.K[0], shared.V[0], shared.Q[0], shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    PipelineState<1> k, next_work;
+    const OrderedBarrier<Shape::CONSUMERS> order(warpgroup_row() / WGMMA_M);
+    PipelineState<1> next_work;
+    PipelineState<Shape::OWN_STAGES> k;
     PipelineState<Shape::STAGES> q, read;   // read: one tile behind q; dV and dK still read it
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
         const WorkTile work = work_tile(scheduler, i);
@@ -510,19 +530,23 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
         auto start_tile = [&] {
             wait_full(shared.q, q);
             wgmma_fence(S);
-            start_scores<HS, TILE_Q>(S, in.X, Shape::TILE_K, in.a(q.stage));          // S = K Q^T
+            start_scores<HS, TILE_Q>(S, in.x(k.stage), Shape::TILE_K, in.a(q.stage)); // S = K Q^T
+            order.arrive();
         };
         // Queries do not attend to later keys. A warpgroup skips the first tile if all queries in it precede the
         // warpgroup's keys, unless it is the only tile.
         const bool may_skip = TILE_Q == WGMMA_M && key0 + WGMMA_M < T;
         const int first_query0 = key0 + (may_skip ? warpgroup_row() : 0);
         if (first_query0 > key0) {
+            order.wait();
+            order.arrive();
             wait_full(shared.q, q);
             __syncwarp();
             release(shared.q, read);
             q.advance();
         }
         wait_full(shared.k, k);
+        order.wait();
         start_tile();
         for (int query0 = first_query0;;) {
             wgmma_wait<1>(dK, dV);                    // of the previous tile; S is still in flight
@@ -531,7 +555,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
                 release(shared.q, read);
             }
             wgmma_fence(dP);
-            start_scores<HS, TILE_Q>(dP, in.Y, Shape::TILE_K, in.b(q.stage));         // dP = V dO^T
+            start_scores<HS, TILE_Q>(dP, in.y(k.stage), Shape::TILE_K, in.b(q.stage));   // dP = V dO^T
             wgmma_wait<1>(S);
             const bool crosses_diagonal = key0 + row + 15 > query0;
             if (crosses_diagonal) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
@@ -541,12 +565,14 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
             wgmma_wait<0>(dP);
             score_gradients(dP, S, [&](int e) { return shared.D[q.stage][fragment_column(e)]; });
             to_operands(dS, dP);
+            query0 += TILE_Q;
+            const bool last = query0 >= T;
+            if (!last) order.wait();
             wgmma_fence(dV, dK, P, dS);
             start_outputs<HS, TILE_Q>(dV, P, in.b(q.stage));                          // dV += P dO
             start_outputs<HS, TILE_Q>(dK, dS, in.a(q.stage));                         // dK += dS Q
             q.advance();
-            query0 += TILE_Q;
-            if (query0 >= T) break;
+            if (last) break;
             start_tile();
         }
         release(shared.k, k);
