@@ -26,7 +26,9 @@
 //           them.
 //           The rows that a block owns have a ring, too. In dQ and dK/dV it has 2 stages: those of the next work tile
 //           are loaded during the current one. dev/kernels/attention_cycles.py simulates what this and the fixed order
-//           save; in forward a second stage saves nothing
+//           save. In forward, with the fixed order, a second stage saves nothing
+// sums      dQ and dK/dV also sum the columns of each 64 rows that they write, in a fixed order: 14 shuffles per 64
+//           columns of a warp, then 4 warps in shared memory. add_partials adds them to the gradient of qkv's bias
 // backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no result
 //           depends on the order of blocks (dev/kernels/attention.cu estimates the alternative)
 // cost      compute: 2 products forward, 7 backward, of T*T/2*HS per head
@@ -325,6 +327,43 @@ attention_forward_wgmma_kernel(Out<e4m3> out, float* lse, const __grid_constant_
 
 // ---- backward: shared by dQ and dK/dV
 
+// Stores the column sums of each of a warpgroup's outputs x (64, HS) to `sums` (HS), sums + stride, ...: partial sums of
+// the gradient of qkv's bias. Out-of-range rows of x are 0, because TMA has loaded zeros. A warp stages the sums of its
+// 16 rows in its own rows of `tile`. The next work tile's OrderedBarrier::wait() is after all reads of them.
+template <int HS, typename Shape, typename... Outputs>
+__device__ __forceinline__ void store_column_sums(float* sums, size_t stride, char* tile, int wg_row,
+                                                  const Outputs&... x) {
+    const int lane = threadIdx.x % 32, column = threadIdx.x % WARPGROUP;
+    auto staged = [tile](int row, int c, int output) {   // row: the warp's first
+        char* const rows = tile + (c / TILE_COLUMNS * Shape::ROWS + row) * TILE_ROW_BYTES;
+        return reinterpret_cast<float*>(rows) + output * TILE_COLUMNS + c % TILE_COLUMNS;
+    };
+    auto stage = [&](const HeadAccumulator<HS>& fragment, int output) {
+        for (int c = 0; c < output_columns(HS); c += TILE_COLUMNS) {
+            float sum[2];
+            column_sums(sum, fragment + c / 2);
+            memcpy(staged(consumer_row(), c + 2 * lane, output), sum, sizeof(sum));
+        }
+    };
+    int output = 0;
+    __syncwarp();   // all lanes have read the rows that were staged here
+    (stage(x, output++), ...);
+    named_barrier_sync(1 + Shape::CONSUMERS + wg_row / WGMMA_M, WARPGROUP);   // OrderedBarrier uses those before
+    for (int i = 0; i < static_cast<int>(sizeof...(x)) && column < HS; i++) {
+        float sum = 0;
+        for (int row = 0; row < WGMMA_M; row += 16) sum += *staged(wg_row + row, column, i);
+        sums[i * stride + column] = sum;
+    }
+}
+
+// Returns the first partial sum of head h for rows [row0, row0 + 64) of sequence b, in row b * ceil(T / 64) + row0 / 64
+// of `partials`. part: 0 for dQ, 1 for dK
+__device__ __forceinline__ float* partial_sums(float* partials, const Head& head, const WorkTile& work, int part,
+                                               int row0, int T, int HS) {
+    const size_t row = static_cast<size_t>(work.b) * ((T + WGMMA_M - 1) / WGMMA_M) + row0 / WGMMA_M;
+    return partials + row * head.stride + part * head.C + work.h * HS;
+}
+
 // Descriptors of the operands of S = X A^T and dP = Y B^T. X and Y are this warpgroup's rows of the two owned tiles (Q
 // and dO, or K and V), A and B tiles of N rows of the other side (K and V, or Q and dO). All are in rings.
 template <int HS, int ROWS, int N> struct BackwardDescriptors {
@@ -356,15 +395,16 @@ template <int HS> struct DqShape : Warpgroups<2> {
 // A consumer warpgroup of dQ. dQ += dS K of tile j - 1 overlaps with S and dP of tile j. A warpgroup takes its turn in
 // `order` once per tile, for these three products.
 template <int HS>
-__device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out, const floatX* dout, const floatX* out,
-                                            const float* lse_in, typename DqShape<HS>::Shared& shared,
-                                            const TileScheduler& scheduler, int T) {
+__device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partials, float* D_out, const floatX* dout,
+                                            const floatX* out, const float* lse_in,
+                                            typename DqShape<HS>::Shared& shared, const TileScheduler& scheduler,
+                                            int T) {
     using Shape = DqShape<HS>;
     constexpr int TILE_K = Shape::TILE_K;
-    const int row = consumer_row();
+    const int row = consumer_row(), wg_row = warpgroup_row();   // first rows of this warp and this warpgroup
     const BackwardDescriptors<HS, Shape::TILE_Q, TILE_K> in(shared.Q[0], shared.dO[0], shared.K[0], shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    const OrderedBarrier<Shape::CONSUMERS> order(warpgroup_row() / WGMMA_M);
+    const OrderedBarrier<Shape::CONSUMERS> order(wg_row / WGMMA_M);
     PipelineState<1> next_work;
     PipelineState<Shape::OWN_STAGES> q;
     PipelineState<Shape::STAGES> k, v;
@@ -372,7 +412,7 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
         const WorkTile work = work_tile(scheduler, i);
         const int query0 = first_query(scheduler, work, Shape::TILE_Q);
         const int loaded = key_tiles(query0, Shape::TILE_Q, T, TILE_K),
-                  tiles = warpgroup_key_tiles(query0 + warpgroup_row(), T, TILE_K);
+                  tiles = warpgroup_key_tiles(query0 + wg_row, T, TILE_K);
         const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
         float S[TILE_K / 2], dP[TILE_K / 2], lse[2], D[2];
         HeadAccumulator<HS> dQ = {};
@@ -418,13 +458,17 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
         const float factor[2] = {scale, scale};
         multiply_rows(dQ, factor);
         store_rows<HS>(dqkv.from(head.qkv), head.stride, query0 + row, T, dQ, shared.dQ, Shape::TILE_Q, row);
+        if (partials && query0 + wg_row < T)
+            store_column_sums<HS, Shape>(partial_sums(partials, head, work, 0, query0 + wg_row, T, HS), 0, shared.dQ,
+                                         wg_row, dQ);
     }
 }
 
-// Writes dQ, and D for attention_backward_dkv_wgmma_kernel.
+// Writes dQ, its column sums unless partials is null, and D for attention_backward_dkv_wgmma_kernel.
 template <int HS>
 __global__ void __launch_bounds__(DqShape<HS>::BLOCK, 1)
-    attention_backward_dq_wgmma_kernel(Out<e5m2> dqkv, float* D_out, const __grid_constant__ TensorMap qkv,
+    attention_backward_dq_wgmma_kernel(Out<e5m2> dqkv, float* partials, float* D_out,
+                                       const __grid_constant__ TensorMap qkv,
                                        const __grid_constant__ TensorMap dout_map, const floatX* dout,
                                        const floatX* out, const float* lse, TileScheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
@@ -439,7 +483,7 @@ __global__ void __launch_bounds__(DqShape<HS>::BLOCK, 1)
         };
         specialise_warpgroups<Shape>(
             [&] { if (threadIdx.x == 0) forward_dq_producer<HS, Shape>(shared, qkv, scheduler, T, load_queries); },
-            [&, dqkv] { dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, scheduler, T); });
+            [&, dqkv, partials] { dq_consumer<HS>(dqkv, partials, D_out, dout, out, lse, shared, scheduler, T); });
     }
 }
 
@@ -510,14 +554,15 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
 // A consumer warpgroup of dK and dV. dV += P dO and dK += dS Q of one tile overlap with S of the next; the warpgroup
 // issues them in one turn of `order`.
 template <int HS>
-__device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename DkvShape<HS>::Shared& shared,
-                                             const TileScheduler& scheduler, int T) {
+__device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* partials,
+                                             typename DkvShape<HS>::Shared& shared, const TileScheduler& scheduler,
+                                             int T) {
     using Shape = DkvShape<HS>;
     constexpr int TILE_Q = Shape::TILE_Q;
-    const int row = consumer_row();
+    const int row = consumer_row(), wg_row = warpgroup_row();   // first rows of this warp and this warpgroup
     const BackwardDescriptors<HS, Shape::TILE_K, TILE_Q> in(shared.K[0], shared.V[0], shared.Q[0], shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    const OrderedBarrier<Shape::CONSUMERS> order(warpgroup_row() / WGMMA_M);
+    const OrderedBarrier<Shape::CONSUMERS> order(wg_row / WGMMA_M);
     PipelineState<1> next_work;
     PipelineState<Shape::OWN_STAGES> k;
     PipelineState<Shape::STAGES> q, read;   // read: one tile behind q; dV and dK still read it
@@ -536,7 +581,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
         // Queries do not attend to later keys. A warpgroup skips the first tile if all queries in it precede the
         // warpgroup's keys, unless it is the only tile.
         const bool may_skip = TILE_Q == WGMMA_M && key0 + WGMMA_M < T;
-        const int first_query0 = key0 + (may_skip ? warpgroup_row() : 0);
+        const int first_query0 = key0 + (may_skip ? wg_row : 0);
         if (first_query0 > key0) {
             order.wait();
             order.arrive();
@@ -585,12 +630,16 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
         const size_t to_k = head.qkv + head.C, to_v = to_k + head.C;
         store_rows<HS>(dqkv.from(to_k), head.stride, key0 + row, T, dK, shared.out, Shape::TILE_K, row);
         store_rows<HS>(dqkv.from(to_v), head.stride, key0 + row, T, dV, shared.out, Shape::TILE_K, row);
+        if (partials && key0 + wg_row < T)
+            store_column_sums<HS, Shape>(partial_sums(partials, head, work, 1, key0 + wg_row, T, HS), head.C,
+                                         shared.out, wg_row, dK, dV);
     }
 }
 
+// Writes dK and dV, and their column sums unless partials is null.
 template <int HS>
 __global__ void __launch_bounds__(DkvShape<HS>::BLOCK, 1)
-    attention_backward_dkv_wgmma_kernel(Out<e5m2> dqkv, const __grid_constant__ TensorMap qkv,
+    attention_backward_dkv_wgmma_kernel(Out<e5m2> dqkv, float* partials, const __grid_constant__ TensorMap qkv,
                                         const __grid_constant__ TensorMap dout, const float* lse, const float* D,
                                         TileScheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
@@ -599,7 +648,7 @@ __global__ void __launch_bounds__(DkvShape<HS>::BLOCK, 1)
         init_rings(Shape::WARPS, shared.k, shared.q, shared.next.ring);
         specialise_warpgroups<Shape>(
             [&] { if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, scheduler, T); },
-            [&, dqkv] { dkv_consumer<HS>(dqkv, shared, scheduler, T); });
+            [&, dqkv, partials] { dkv_consumer<HS>(dqkv, partials, shared, scheduler, T); });
     }
 }
 
@@ -636,16 +685,23 @@ void attention_forward_wgmma(const Operand& out, float* lse, int* counter, const
            sizeof(typename Shape::Shared), out.to<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), scheduler, T);
 }
 
+// Returns the rows of partial column sums: one for each 64 rows of a sequence.
+size_t wgmma_partials(size_t B, size_t T) { return B * ceil_div(T, WGMMA_M); }
+
+// partials (wgmma_partials(B, T), 3C) fp32: see attention_backward
 template <int HS>
-void attention_backward_wgmma(const Operand& dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
-                              const floatX* out, const float* lse, int B, int T, int NH) {
+void attention_backward_wgmma(const Operand& dqkv, Grad dbias, float* partials, float* D, int* counter,
+                              const floatX* dout, const floatX* qkv, const floatX* out, const float* lse, int B, int T,
+                              int NH) {
+    if (!dbias.data) partials = nullptr;
     using Dq = DqShape<HS>;
     using Dkv = DkvShape<HS>;
     const TensorMap qkv_map = head_tensor_map(qkv, B, T, 3 * NH, HS), dout_map = head_tensor_map(dout, B, T, NH, HS);
     const TileScheduler dq = make_scheduler(counter, B, T, NH, HS, Dq::TILE_Q),
                  dkv = make_scheduler(counter, B, T, NH, HS, Dkv::TILE_K);
     launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, scheduler_blocks(dq), Dq::BLOCK,
-           sizeof(typename Dq::Shared), dqkv.to<e5m2>(), D, qkv_map, dout_map, dout, out, lse, dq, T);
+           sizeof(typename Dq::Shared), dqkv.to<e5m2>(), partials, D, qkv_map, dout_map, dout, out, lse, dq, T);
     launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, scheduler_blocks(dkv), Dkv::BLOCK,
-           sizeof(typename Dkv::Shared), dqkv.to<e5m2>(), qkv_map, dout_map, lse, D, dkv, T);
+           sizeof(typename Dkv::Shared), dqkv.to<e5m2>(), partials, qkv_map, dout_map, lse, D, dkv, T);
+    if (partials) add_partials({dbias}, partials, wgmma_partials(B, T), static_cast<size_t>(3) * NH * HS);
 }

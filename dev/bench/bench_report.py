@@ -71,7 +71,7 @@ def kernel_bytes(run, seq_len):
     NC, logits = N * model["channels"] * dtype, N * -(-model["vocab"] // 128) * 128 * dtype
     master = 0 if run["plan"]["precision"] == "fp32" else size_of["weights"]
     return {"layernorm_forward": (4 * (2 * L + 1) - 2) * NC, "layernorm_backward": 4 * (2 * L + 1) * NC,
-            "gelu_forward": 8 * L * NC, "bias_backward": 7 * L * NC, "embedding_forward": 2 * NC,
+            "gelu_forward": 8 * L * NC, "embedding_forward": 2 * NC,
             "cross_entropy": 2 * logits, "norm_partials": size_of["gradients"],
             "adamw": 2 * size_of["gradients"] + 3 * 2 * size_of["adam_m"] + master}
 
