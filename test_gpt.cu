@@ -639,18 +639,30 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
     if (!naive) forward.compare<float>("lse", got[2], expected.lse);
 
     const Values out = values_stored_as<floatX>(expected.out), lse = values_stored_as<float>(expected.lse);
+    const size_t columns = 3 * s.C();
+    const Values dbias = random_values<float>(columns);   // gradients accumulate
     const auto gradients = backward.run([&] {
         const DeviceArray<floatX> dqkv(qkv.size()), dscores(n_probs), d_dout(dout), d_qkv(qkv), d_out(out),
             probs(got[3]);
-        const DeviceArray<float> D(s.N() * s.NH), d_lse(lse);
+        const DeviceArray<float> D(s.N() * s.NH), d_lse(lse), d_dbias(dbias),
+            partials(attention_partials(s.B, s.T) * columns);
         const DeviceArray<int> counter(Values{0});
         if (naive) naive_attention_backward(dqkv, dscores, d_dout, d_qkv, probs, s.B, s.T, s.NH, s.HS);
-        else attention_backward(dqkv, D, counter, d_dout, d_qkv, d_out, d_lse, s.B, s.T, s.NH, s.HS);
-        return outputs(dqkv, counter);
+        else
+            attention_backward(dqkv, grad(d_dbias), partials, D, counter, d_dout, d_qkv, d_out, d_lse, s.B, s.T, s.NH,
+                               s.HS);
+        return outputs(dqkv, counter, d_dbias);
     });
     const Values* const probs = naive ? &got[3] : nullptr;
-    backward.compare<floatX>("dqkv", gradients[0], attention_backward_loop(dout, qkv, out, lse, s, probs));
+    const Numbers dqkv = attention_backward_loop(dout, qkv, out, lse, s, probs);
+    backward.compare<floatX>("dqkv", gradients[0], dqkv);
     backward.equal("counter", gradients[1], {0});
+    if (naive) return;
+    // The wgmma kernels sum dqkv in FP32, the others as it is stored.
+    const bool in_fp32 = on_tensor_cores(s.HS) && device.tensor_cores == TensorCores::WGMMA;
+    Numbers sums = numbers(dbias);
+    for (size_t i = 0; i < dqkv.size(); i++) sums[i % columns] += in_fp32 ? dqkv[i] : Number(gradients[0][i]);
+    backward.compare<float>("dbias", gradients[2], sums);
 }
 
 // Tests the kernels that --tensor-cores KIND selects. Lengths are parts of a tile, whole tiles and several tiles. Batch

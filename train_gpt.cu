@@ -510,11 +510,12 @@ private:
 //
 // order     add_partials adds in a fixed tree: a thread sums every (blockDim.x / ACROSS)-th partial, shuffles add the
 //           threads of a warp, and the warps are added to the old gradient in the order 0, 1, ... The number of
-//           partials depends only on N
+//           partials depends only on N, in Hopper's attention on B and T
 // mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS neighbouring threads read one row of partials
-// used      bias_backward (qkvb, fcb) and layernorm_backward (w, b, and the biases attprojb, fcprojb); the one row of
-//           sums that a matmul's epilogue computes (fcb) is added by add_partials too
-// cost      the partials, at most MAX_PARTIALS rows of FP32, stay in the L2 cache
+// used      bias_backward (fcb; qkvb except on Hopper), attention_backward on Hopper (qkvb: the kernels that write dqkv
+//           also sum it, one partial for each 64 rows), layernorm_backward (w, b, and the biases attprojb, fcprojb). The
+//           one row of sums that a matmul's epilogue computes (fcb) is added by add_partials too
+// cost      the partials, MAX_PARTIALS rows of FP32 for 65536 rows, stay in the L2 cache
 
 constexpr size_t MAX_PARTIALS = 1024;
 constexpr size_t ROWS_PER_PARTIAL = 16;   // with fewer rows, partials cost more than the additional blocks gain
@@ -906,6 +907,7 @@ void gelu_backward(const Operand& dinp, const floatX* dout, const floatX* inp, s
 //           lse = log(sum(exp(S))) is kept, from which backward recomputes P = exp(S - lse)
 // backward  D = sum over d of dout * out;  dP = dout V^T;  dS = P * (dP - D)
 //           dQ = dS K / sqrt(HS),   dK = dS^T Q / sqrt(HS),   dV = P^T dout
+//           gradient of qkv's bias += column sums of dqkv, by bias_backward; Hopper's kernels include it
 // shapes    qkv, dqkv (B,T,3,NH,HS) floatX | out, dout (B,T,NH,HS) floatX | lse, D (B,NH,T) fp32
 // mapping   The T x T matrices are never stored. A block owns BLOCK_M rows (queries in forward and for dQ, keys for dK
 //           and dV) and loops over the rows of the other side, BLOCK_N at a time, in shared memory:
@@ -1241,20 +1243,26 @@ void attention_forward(const Operand& out, float* lse, int* counter, const float
     out.finish(static_cast<size_t>(B) * T * NH * HS);
 }
 
-// D (B,NH,T) fp32 scratch
-void attention_backward(const Operand& dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
-                        const floatX* out, const float* lse, int B, int T, int NH, int HS) {
-    const size_t n = static_cast<size_t>(B) * T * 3 * NH * HS;
+// Returns the rows of `partials` that any kernels need: those of bias_backward, or of the wgmma kernels.
+size_t attention_partials(size_t B, size_t T) { return std::max(partial_blocks(B * T), wgmma_partials(B, T)); }
+
+// Writes dqkv and, unless dbias.data is null, adds its column sums to dbias, the gradient of qkv's bias.
+// partials (attention_partials(B, T), 3C) and D (B,NH,T): fp32 scratch
+void attention_backward(const Operand& dqkv, Grad dbias, float* partials, float* D, int* counter, const floatX* dout,
+                        const floatX* qkv, const floatX* out, const float* lse, int B, int T, int NH, int HS) {
+    const size_t N = static_cast<size_t>(B) * T, columns = static_cast<size_t>(3) * NH * HS;
+    const bool by_wgmma = on_tensor_cores(HS) && device.tensor_cores == TensorCores::WGMMA;
     if (!on_tensor_cores(HS)) attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
     else with_head_size(HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
-        if (device.tensor_cores == TensorCores::WGMMA)
-            attention_backward_wgmma<HEAD_SIZE>(dqkv, D, counter, dout, qkv, out, lse, B, T, NH);
+        if (by_wgmma)
+            attention_backward_wgmma<HEAD_SIZE>(dqkv, dbias, partials, D, counter, dout, qkv, out, lse, B, T, NH);
         else attention_backward_mma<HEAD_SIZE>(dqkv.x, D, dout, qkv, out, lse, B, T, NH);
     });
     const bool by_mma = on_tensor_cores(HS) && device.tensor_cores == TensorCores::MMA;   // without FP8 output
-    if (by_mma) dqkv.quantise(n);
-    else dqkv.finish(n);
+    if (by_mma) dqkv.quantise(N * columns);
+    else dqkv.finish(N * columns);
+    if (dbias.data && !by_wgmma) bias_backward(dbias, partials, dqkv.x, N, columns);
 }
 
 // ==== loss scaling ===========================================================
@@ -2216,7 +2224,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             rowX(a.dqkv, "dqkv", {N, 3 * C}, 1),
             rowX(a.datt, "datt", {N, C},     1),
             rowX(a.dfc,  "dfc",  {N, 4 * C}, 1),
-            row(a.partials,      "partials",      {partial_blocks(N), columns}, 1, Category::WORKSPACE),
+            row(a.partials,      "partials",      {attention_partials(B, T), columns}, 1, Category::WORKSPACE),
             row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
             {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
@@ -2689,16 +2697,21 @@ void recompute_block(Model& m, size_t l) {
 // Forward's numbered lines in reverse. dres is the gradient of the residual stream, and each LayerNorm's backward adds
 // to it. The operands dattproj and dfcproj, gradients of the outputs of attproj and fcproj, are dres. Gradients of
 // parameters accumulate; all others are assigned. Activations do not change. The gradients of the biases attprojb and
-// fcprojb are column sums of dres, which the LayerNorm's backward that writes dres computes.
+// fcprojb are column sums of dres, which the LayerNorm's backward that writes dres computes. That of qkvb, column sums
+// of dqkv, is computed with dqkv.
 
-void attend_backward(Model& m, size_t l, const Operand& dqkv) {
+// Writes dqkv, and adds its column sums to dbias.
+void attend_backward(Model& m, size_t l, const Operand& dqkv, Grad dbias) {
     const Activations& a = m.a;
     const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
     if (m.setup.attention == Attention::FLASH)
-        attention_backward(dqkv, a.att_d(), a.counter(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B, T, NH, HS);
+        attention_backward(dqkv, dbias, a.partials(), a.att_d(), a.counter(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B,
+                           T, NH, HS);
     else {
+        const size_t N = m.setup.N(), columns = size_t{3} * m.config.channels;
         naive_attention_backward(dqkv.x, a.dprobs(), a.datt(), a.qkv(l), a.probs(l), B, T, NH, HS);
-        dqkv.quantise(m.setup.N() * 3 * m.config.channels);
+        dqkv.quantise(N * columns);
+        bias_backward(dbias, a.partials(), dqkv.x, N, columns);
     }
 }
 
@@ -2719,9 +2732,8 @@ void backward_block(Model& m, size_t l) {
                                a.ln2_mean(l), a.ln2_rstd(l), N, C);
     /* 4 */ matmul_backward_weight(g.attprojw(l), x.dattproj, x.att, N, C, C);
             matmul_backward_input(a.datt(), x.dattproj, x.attprojw, N, C, C);
-    /* 3 */ attend_backward(m, l, x.dqkv);
+    /* 3 */ attend_backward(m, l, x.dqkv, g.qkvb(l));
     /* 2 */ matmul_backward_weight(g.qkvw(l), x.dqkv, x.ln1, N, C, 3 * C);
-            bias_backward(g.qkvb(l), partials, a.dqkv(), N, 3 * C);
             matmul_backward_input(a.dln(), x.dqkv, x.qkvw, N, C, 3 * C);
     /* 1 */ layernorm_backward(below, g.ln1w(l), g.ln1b(l), l > 0 ? g.fcprojb(l - 1) : Grad{}, partials, a.dln(),
                                a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), N, C);

@@ -20,15 +20,21 @@
 //
 //           K and V each have a ring. Two mbarriers guard stage s. Consumers wait for full[s], which completes when the
 //           bytes of a load have arrived. The producer waits for empty[s], which completes when all consumer warps have
-//           called release(): for K after S, for V after O. In forward, an OrderedBarrier makes the warpgroups issue
-//           their products in a fixed cyclic order, so that the products of one overlap with the softmax of another.
-//           A warp's 16 rows of scores are a fragment in its registers, so P and dS become operands of the next product
-//           without leaving them
+//           called release(): for K after S, for V after O. An OrderedBarrier makes the warpgroups issue their products
+//           in a fixed cyclic order, so that the products of one overlap with the softmax of another. A warp's 16 rows
+//           of scores are a fragment in its registers, so P and dS become operands of the next product without leaving
+//           them.
+//           The rows that a block owns have a ring, too. In dQ and dK/dV it has 2 stages: those of the next work tile
+//           are loaded during the current one. dev/kernels/attention_cycles.py simulates what this and the fixed order
+//           save. In forward, with the fixed order, a second stage saves nothing
+// sums      dQ and dK/dV also sum the columns of each 64 rows that they write, in a fixed order: 14 shuffles per 64
+//           columns of a warp, then 4 warps in shared memory. add_partials adds them to the gradient of qkv's bias
 // backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no result
 //           depends on the order of blocks (dev/kernels/attention.cu estimates the alternative)
 // cost      compute: 2 products forward, 7 backward, of T*T/2*HS per head
 // needs     the counter is 0 before each launch; the kernels leave it at 0
-// shared    at most 227 KiB: 3 stages for heads of 64, 2 for larger ones
+// shared    at most 227 KiB. Rings of tiles: 3 stages for heads of 64, 2 for larger ones. Forward, dQ and dK/dV use
+//           145, 177 and 180 KiB for heads of 64, and 193, 225 and 226 KiB for larger ones
 #pragma once
 
 #include "attention_mma.cuh"   // softmax_step(), probabilities(), ... of a fragment of scores
@@ -156,11 +162,11 @@ __device__ __forceinline__ void start_outputs(HeadAccumulator<HS>& O, const uint
 // ---- forward
 
 template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
-    static constexpr int TILE_Q = ForwardShape::ROWS, TILE_K = 128, STAGES = stages(HS);
+    static constexpr int TILE_Q = ForwardShape::ROWS, TILE_K = 128, STAGES = stages(HS), OWN_STAGES = 1;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char Q[tile_bytes(TILE_Q, HS)], K[STAGES][tile_bytes(TILE_K, HS)],
+        alignas(TILE_ALIGNMENT) char Q[OWN_STAGES][tile_bytes(TILE_Q, HS)], K[STAGES][tile_bytes(TILE_K, HS)],
             V[STAGES][tile_bytes(TILE_K, HS)], O[tile_bytes(TILE_Q, HS)];
-        Ring<1> q;
+        Ring<OWN_STAGES> q;
         Ring<STAGES> k, v;
         NextTile next;
     };
@@ -179,12 +185,13 @@ __device__ __forceinline__ int warpgroup_key_tiles(int wg_query0, int T, int til
     return wg_query0 < T ? key_tiles(wg_query0, WGMMA_M, T, tile_k) : 1;
 }
 
-// Releases `count` tiles of K and V that only other warpgroups read; calls before_each() before each tile.
-template <typename Shared, int STAGES, typename BeforeEach>
+// Releases `count` tiles of K and V that only other warpgroups read.
+template <typename Shared, int STAGES, int CONSUMERS>
 __device__ __forceinline__ void release_tiles(Shared& shared, PipelineState<STAGES>& k, PipelineState<STAGES>& v,
-                                              int count, BeforeEach before_each) {
+                                              int count, const OrderedBarrier<CONSUMERS>& order) {
     for (; count > 0; count--) {
-        before_each();
+        order.wait();             // the other warpgroups wait for one arrival per tile
+        order.arrive();
         wait_full(shared.v, v);   // K was loaded before V
         __syncwarp();             // all lanes have seen this phase: after the release, the next one may complete
         release(shared.k, k);
@@ -196,10 +203,10 @@ __device__ __forceinline__ void release_tiles(Shared& shared, PipelineState<STAG
 template <int HS, typename Shape, typename LoadQueries>
 __device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shared, const TensorMap& qkv,
                                                     const TileScheduler& scheduler, int T, LoadQueries load_queries) {
-    PipelineState<1> per_work_tile;    // position in shared.q and shared.next
+    PipelineState<1> next_work;
+    PipelineState<Shape::OWN_STAGES> q;
     PipelineState<Shape::STAGES> kv;   // position in shared.k and shared.v
-    for (unsigned i = scheduler.first(); i < scheduler.count();
-         i = publish_next(shared.next, per_work_tile, scheduler)) {
+    for (unsigned i = scheduler.first(); i < scheduler.count(); i = publish_next(shared.next, next_work, scheduler)) {
         const WorkTile work = work_tile(scheduler, i);
         const int query0 = first_query(scheduler, work, Shape::TILE_Q),
                   tiles = key_tiles(query0, Shape::TILE_Q, T, Shape::TILE_K);
@@ -209,10 +216,11 @@ __device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shar
             mbarrier_arrive_expect_tx(full, sizeof(shared.K[0]));
             tma_load_tile<HS>(tile, Shape::TILE_K, qkv, full, head, j * Shape::TILE_K, work.b);
         };
-        // K is loaded before Q: a stage of K is free before the previous work tile has released Q.
+        // K is loaded before Q: in forward, a stage of K is free before the previous work tile has released Q.
         load(shared.k, shared.K[kv.stage], scheduler.NH + work.h, 0);
-        wait_empty(shared.q, per_work_tile);
-        load_queries(work, query0, &shared.q.full[0]);
+        wait_empty(shared.q, q);
+        load_queries(work, query0, q.stage);
+        q.advance();
         for (int j = 0;;) {
             load(shared.v, shared.V[kv.stage], 2 * scheduler.NH + work.h, j);
             kv.advance();
@@ -230,7 +238,7 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
     using Shape = ForwardShape<HS>;
     constexpr int TILE_K = Shape::TILE_K;
     const int row = consumer_row(), wg_row = warpgroup_row();   // first rows of this warp and this warpgroup
-    const uint64_t Q = wgmma_descriptor(shared.Q + wg_row * TILE_ROW_BYTES);
+    const uint64_t Q = wgmma_descriptor(shared.Q[0] + wg_row * TILE_ROW_BYTES);
     const uint64_t K = wgmma_descriptor(shared.K[0]), V = wgmma_descriptor(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
     const OrderedBarrier<Shape::CONSUMERS> order(wg_row / WGMMA_M);
@@ -292,10 +300,7 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
         store_lse(lse + head.rows, rows, sum, query0 + row, T, scale);
         wgmma_wait<0>(O);
         release(shared.v, v);
-        release_tiles(shared, k, v, loaded - tiles, [&] {   // the other warpgroups wait for one arrival per tile
-            order.wait();
-            order.arrive();
-        });
+        release_tiles(shared, k, v, loaded - tiles, order);
         multiply_rows(O, inverse);
         store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, shared.O, Shape::TILE_Q, row);
     }
@@ -309,9 +314,10 @@ attention_forward_wgmma_kernel(Out<e4m3> out, float* lse, const __grid_constant_
         using Shape = ForwardShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
-        auto load_queries = [&](const WorkTile& work, int query0, uint64_t* full) {
-            mbarrier_arrive_expect_tx(full, sizeof(shared.Q));
-            tma_load_tile<HS>(shared.Q, Shape::TILE_Q, qkv, full, work.h, query0, work.b);
+        auto load_queries = [&](const WorkTile& work, int query0, int stage) {
+            uint64_t* full = &shared.q.full[stage];
+            mbarrier_arrive_expect_tx(full, sizeof(shared.Q[0]));
+            tma_load_tile<HS>(shared.Q[stage], Shape::TILE_Q, qkv, full, work.h, query0, work.b);
         };
         specialise_warpgroups<Shape>(
             [&] { if (threadIdx.x == 0) forward_dq_producer<HS, Shape>(shared, qkv, scheduler, T, load_queries); },
@@ -321,15 +327,54 @@ attention_forward_wgmma_kernel(Out<e4m3> out, float* lse, const __grid_constant_
 
 // ---- backward: shared by dQ and dK/dV
 
+// Stores the column sums of each of a warpgroup's outputs x (64, HS) to `sums` (HS), sums + stride, ...: partial sums of
+// the gradient of qkv's bias. Out-of-range rows of x are 0, because TMA has loaded zeros. A warp stages the sums of its
+// 16 rows in its own rows of `tile`. The next work tile's OrderedBarrier::wait() is after all reads of them.
+template <int HS, typename Shape, typename... Outputs>
+__device__ __forceinline__ void store_column_sums(float* sums, size_t stride, char* tile, int wg_row,
+                                                  const Outputs&... x) {
+    const int lane = threadIdx.x % 32, column = threadIdx.x % WARPGROUP;
+    auto staged = [tile](int row, int c, int output) {   // row: the warp's first
+        char* const rows = tile + (c / TILE_COLUMNS * Shape::ROWS + row) * TILE_ROW_BYTES;
+        return reinterpret_cast<float*>(rows) + output * TILE_COLUMNS + c % TILE_COLUMNS;
+    };
+    auto stage = [&](const HeadAccumulator<HS>& fragment, int output) {
+        for (int c = 0; c < output_columns(HS); c += TILE_COLUMNS) {
+            float sum[2];
+            column_sums(sum, fragment + c / 2);
+            memcpy(staged(consumer_row(), c + 2 * lane, output), sum, sizeof(sum));
+        }
+    };
+    int output = 0;
+    __syncwarp();   // all lanes have read the rows that were staged here
+    (stage(x, output++), ...);
+    named_barrier_sync(1 + Shape::CONSUMERS + wg_row / WGMMA_M, WARPGROUP);   // OrderedBarrier uses those before
+    for (int i = 0; i < static_cast<int>(sizeof...(x)) && column < HS; i++) {
+        float sum = 0;
+        for (int row = 0; row < WGMMA_M; row += 16) sum += *staged(wg_row + row, column, i);
+        sums[i * stride + column] = sum;
+    }
+}
+
+// Returns the first partial sum of head h for rows [row0, row0 + 64) of sequence b, in row b * ceil(T / 64) + row0 / 64
+// of `partials`. part: 0 for dQ, 1 for dK
+__device__ __forceinline__ float* partial_sums(float* partials, const Head& head, const WorkTile& work, int part,
+                                               int row0, int T, int HS) {
+    const size_t row = static_cast<size_t>(work.b) * ((T + WGMMA_M - 1) / WGMMA_M) + row0 / WGMMA_M;
+    return partials + row * head.stride + part * head.C + work.h * HS;
+}
+
 // Descriptors of the operands of S = X A^T and dP = Y B^T. X and Y are this warpgroup's rows of the two owned tiles (Q
-// and dO, or K and V), A and B tiles of N rows in the two rings (K and V, or Q and dO).
-template <int HS, int N> struct BackwardDescriptors {
-    uint64_t X, Y, A, B;   // A and B: stage 0
+// and dO, or K and V), A and B tiles of N rows of the other side (K and V, or Q and dO). All are in rings.
+template <int HS, int ROWS, int N> struct BackwardDescriptors {
+    uint64_t X, Y, A, B;   // of stage 0
 
     __device__ __forceinline__ BackwardDescriptors(const char* x, const char* y, const char* a, const char* b)
         : X(wgmma_descriptor(x + warpgroup_row() * TILE_ROW_BYTES)),
           Y(wgmma_descriptor(y + warpgroup_row() * TILE_ROW_BYTES)), A(wgmma_descriptor(a)), B(wgmma_descriptor(b)) {}
 
+    __device__ __forceinline__ uint64_t x(int stage) const { return offset_by(X, stage * tile_bytes(ROWS, HS)); }
+    __device__ __forceinline__ uint64_t y(int stage) const { return offset_by(Y, stage * tile_bytes(ROWS, HS)); }
     __device__ __forceinline__ uint64_t a(int stage) const { return offset_by(A, stage * tile_bytes(N, HS)); }
     __device__ __forceinline__ uint64_t b(int stage) const { return offset_by(B, stage * tile_bytes(N, HS)); }
 };
@@ -337,33 +382,37 @@ template <int HS, int N> struct BackwardDescriptors {
 // ---- dQ
 
 template <int HS> struct DqShape : Warpgroups<2> {
-    static constexpr int TILE_Q = DqShape::ROWS, TILE_K = HS == 64 ? 128 : 64, STAGES = stages(HS);
+    static constexpr int TILE_Q = DqShape::ROWS, TILE_K = HS == 64 ? 128 : 64, STAGES = stages(HS), OWN_STAGES = 2;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char Q[tile_bytes(TILE_Q, HS)], dO[tile_bytes(TILE_Q, HS)],
+        alignas(TILE_ALIGNMENT) char Q[OWN_STAGES][tile_bytes(TILE_Q, HS)], dO[OWN_STAGES][tile_bytes(TILE_Q, HS)],
             K[STAGES][tile_bytes(TILE_K, HS)], V[STAGES][tile_bytes(TILE_K, HS)], dQ[tile_bytes(TILE_Q, HS)];
-        Ring<1> q;   // Q and dO
+        Ring<OWN_STAGES> q;   // Q and dO
         Ring<STAGES> k, v;
         NextTile next;
     };
 };
 
-// A consumer warpgroup of dQ. dQ += dS K of tile j - 1 overlaps with S and dP of tile j.
+// A consumer warpgroup of dQ. dQ += dS K of tile j - 1 overlaps with S and dP of tile j. A warpgroup takes its turn in
+// `order` once per tile, for these three products.
 template <int HS>
-__device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out, const floatX* dout, const floatX* out,
-                                            const float* lse_in, typename DqShape<HS>::Shared& shared,
-                                            const TileScheduler& scheduler, int T) {
+__device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partials, float* D_out, const floatX* dout,
+                                            const floatX* out, const float* lse_in,
+                                            typename DqShape<HS>::Shared& shared, const TileScheduler& scheduler,
+                                            int T) {
     using Shape = DqShape<HS>;
     constexpr int TILE_K = Shape::TILE_K;
-    const int row = consumer_row();
-    const BackwardDescriptors<HS, TILE_K> in(shared.Q, shared.dO, shared.K[0], shared.V[0]);
+    const int row = consumer_row(), wg_row = warpgroup_row();   // first rows of this warp and this warpgroup
+    const BackwardDescriptors<HS, Shape::TILE_Q, TILE_K> in(shared.Q[0], shared.dO[0], shared.K[0], shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    PipelineState<1> q, next_work;
+    const OrderedBarrier<Shape::CONSUMERS> order(wg_row / WGMMA_M);
+    PipelineState<1> next_work;
+    PipelineState<Shape::OWN_STAGES> q;
     PipelineState<Shape::STAGES> k, v;
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
         const WorkTile work = work_tile(scheduler, i);
         const int query0 = first_query(scheduler, work, Shape::TILE_Q);
         const int loaded = key_tiles(query0, Shape::TILE_Q, T, TILE_K),
-                  tiles = warpgroup_key_tiles(query0 + warpgroup_row(), T, TILE_K);
+                  tiles = warpgroup_key_tiles(query0 + wg_row, T, TILE_K);
         const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
         float S[TILE_K / 2], dP[TILE_K / 2], lse[2], D[2];
         HeadAccumulator<HS> dQ = {};
@@ -373,11 +422,13 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
             wait_full(shared.k, now);
             wait_full(shared.v, v);
             wgmma_fence(S, dP);
-            start_scores<HS, TILE_K>(S, in.X, Shape::TILE_Q, in.a(now.stage));                          // S = Q K^T
-            start_scores<HS, TILE_K>(dP, in.Y, Shape::TILE_Q, in.b(v.stage));                           // dP = dO V^T
+            start_scores<HS, TILE_K>(S, in.x(q.stage), Shape::TILE_Q, in.a(now.stage));                 // S = Q K^T
+            start_scores<HS, TILE_K>(dP, in.y(q.stage), Shape::TILE_Q, in.b(v.stage));                  // dP = dO V^T
+            order.arrive();
         };
         wgmma_fence(dQ);                              // dQ is 0 before the first product starts
         wait_full(shared.q, q);
+        order.wait();
         start_tile();
         query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out,
                              query0 + row, T, head.C);
@@ -393,51 +444,58 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* D_out,
             if (j + 1 == tiles) release(shared.q, q);
             score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
             to_operands(dS, dP);
+            const bool last = ++j == tiles;
+            if (!last) order.wait();
             wgmma_fence(dQ, dS);
             start_outputs<HS, TILE_K>(dQ, dS, in.a(now.stage));                                         // dQ += dS K
             now.advance();
-            if (++j == tiles) break;
+            if (last) break;
             start_tile();
         }
         wgmma_wait<0>(dQ);
         release(shared.k, k);
-        release_tiles(shared, k, v, loaded - tiles, [] {});
+        release_tiles(shared, k, v, loaded - tiles, order);
         const float factor[2] = {scale, scale};
         multiply_rows(dQ, factor);
         store_rows<HS>(dqkv.from(head.qkv), head.stride, query0 + row, T, dQ, shared.dQ, Shape::TILE_Q, row);
+        if (partials && query0 + wg_row < T)
+            store_column_sums<HS, Shape>(partial_sums(partials, head, work, 0, query0 + wg_row, T, HS), 0, shared.dQ,
+                                         wg_row, dQ);
     }
 }
 
-// Writes dQ, and D for attention_backward_dkv_wgmma_kernel.
+// Writes dQ, its column sums unless partials is null, and D for attention_backward_dkv_wgmma_kernel.
 template <int HS>
 __global__ void __launch_bounds__(DqShape<HS>::BLOCK, 1)
-    attention_backward_dq_wgmma_kernel(Out<e5m2> dqkv, float* D_out, const __grid_constant__ TensorMap qkv,
+    attention_backward_dq_wgmma_kernel(Out<e5m2> dqkv, float* partials, float* D_out,
+                                       const __grid_constant__ TensorMap qkv,
                                        const __grid_constant__ TensorMap dout_map, const floatX* dout,
                                        const floatX* out, const float* lse, TileScheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = DqShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
         init_rings(Shape::WARPS, shared.q, shared.k, shared.v, shared.next.ring);
-        auto load_queries = [&](const WorkTile& work, int query0, uint64_t* full) {
-            mbarrier_arrive_expect_tx(full, sizeof(shared.Q) + sizeof(shared.dO));
-            tma_load_tile<HS>(shared.Q, Shape::TILE_Q, qkv, full, work.h, query0, work.b);
-            tma_load_tile<HS>(shared.dO, Shape::TILE_Q, dout_map, full, work.h, query0, work.b);
+        auto load_queries = [&](const WorkTile& work, int query0, int stage) {
+            uint64_t* full = &shared.q.full[stage];
+            mbarrier_arrive_expect_tx(full, sizeof(shared.Q[0]) + sizeof(shared.dO[0]));
+            tma_load_tile<HS>(shared.Q[stage], Shape::TILE_Q, qkv, full, work.h, query0, work.b);
+            tma_load_tile<HS>(shared.dO[stage], Shape::TILE_Q, dout_map, full, work.h, query0, work.b);
         };
         specialise_warpgroups<Shape>(
             [&] { if (threadIdx.x == 0) forward_dq_producer<HS, Shape>(shared, qkv, scheduler, T, load_queries); },
-            [&, dqkv] { dq_consumer<HS>(dqkv, D_out, dout, out, lse, shared, scheduler, T); });
+            [&, dqkv, partials] { dq_consumer<HS>(dqkv, partials, D_out, dout, out, lse, shared, scheduler, T); });
     }
 }
 
 // ---- dK and dV
 
 template <int HS> struct DkvShape : Warpgroups<2> {
-    static constexpr int TILE_K = DkvShape::ROWS, TILE_Q = HS == 64 ? 128 : 64, STAGES = stages(HS);
+    static constexpr int TILE_K = DkvShape::ROWS, TILE_Q = HS == 64 ? 128 : 64, STAGES = stages(HS), OWN_STAGES = 2;
     struct Shared {
-        alignas(TILE_ALIGNMENT) char K[tile_bytes(TILE_K, HS)], V[tile_bytes(TILE_K, HS)],
+        alignas(TILE_ALIGNMENT) char K[OWN_STAGES][tile_bytes(TILE_K, HS)], V[OWN_STAGES][tile_bytes(TILE_K, HS)],
             Q[STAGES][tile_bytes(TILE_Q, HS)], dO[STAGES][tile_bytes(TILE_Q, HS)], out[tile_bytes(TILE_K, HS)];
         float lse[STAGES][TILE_Q], D[STAGES][TILE_Q];
-        Ring<1> k;                // K and V
+        Ring<OWN_STAGES> k;       // K and V
         Ring<STAGES, 1 + 32> q;   // Q and dO by TMA, lse and D by the 32 lanes of a warp
         NextTile next;
     };
@@ -451,7 +509,8 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
                                              const TileScheduler& scheduler, int T) {
     using Shape = DkvShape<HS>;
     const int lane = threadIdx.x;
-    PipelineState<1> k, next_work;
+    PipelineState<1> next_work;
+    PipelineState<Shape::OWN_STAGES> k;
     PipelineState<Shape::STAGES> q;
     auto next_of_warp = [&] {
         return __shfl_sync(FULL_WARP, lane == 0 ? publish_next(shared.next, next_work, scheduler) : 0, 0);
@@ -462,9 +521,11 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
         const size_t first = head_of(work.b, work.h, scheduler.NH, T, HS).rows;
         wait_empty(shared.k, k);
         if (lane == 0) {
-            mbarrier_arrive_expect_tx(&shared.k.full[0], sizeof(shared.K) + sizeof(shared.V));
-            tma_load_tile<HS>(shared.K, Shape::TILE_K, qkv, &shared.k.full[0], scheduler.NH + work.h, key0, work.b);
-            tma_load_tile<HS>(shared.V, Shape::TILE_K, qkv, &shared.k.full[0], 2 * scheduler.NH + work.h, key0, work.b);
+            uint64_t* full = &shared.k.full[k.stage];
+            const int head = scheduler.NH + work.h;
+            mbarrier_arrive_expect_tx(full, sizeof(shared.K[0]) + sizeof(shared.V[0]));
+            tma_load_tile<HS>(shared.K[k.stage], Shape::TILE_K, qkv, full, head, key0, work.b);
+            tma_load_tile<HS>(shared.V[k.stage], Shape::TILE_K, qkv, full, head + scheduler.NH, key0, work.b);
         }
         k.advance();
         for (int query0 = key0; query0 < T; query0 += Shape::TILE_Q, q.advance()) {
@@ -490,16 +551,20 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
     }
 }
 
-// A consumer warpgroup of dK and dV. dV += P dO and dK += dS Q of one tile overlap with S of the next.
+// A consumer warpgroup of dK and dV. dV += P dO and dK += dS Q of one tile overlap with S of the next; the warpgroup
+// issues them in one turn of `order`.
 template <int HS>
-__device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename DkvShape<HS>::Shared& shared,
-                                             const TileScheduler& scheduler, int T) {
+__device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* partials,
+                                             typename DkvShape<HS>::Shared& shared, const TileScheduler& scheduler,
+                                             int T) {
     using Shape = DkvShape<HS>;
     constexpr int TILE_Q = Shape::TILE_Q;
-    const int row = consumer_row();
-    const BackwardDescriptors<HS, TILE_Q> in(shared.K, shared.V, shared.Q[0], shared.dO[0]);
+    const int row = consumer_row(), wg_row = warpgroup_row();   // first rows of this warp and this warpgroup
+    const BackwardDescriptors<HS, Shape::TILE_K, TILE_Q> in(shared.K[0], shared.V[0], shared.Q[0], shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    PipelineState<1> k, next_work;
+    const OrderedBarrier<Shape::CONSUMERS> order(wg_row / WGMMA_M);
+    PipelineState<1> next_work;
+    PipelineState<Shape::OWN_STAGES> k;
     PipelineState<Shape::STAGES> q, read;   // read: one tile behind q; dV and dK still read it
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
         const WorkTile work = work_tile(scheduler, i);
@@ -510,19 +575,23 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
         auto start_tile = [&] {
             wait_full(shared.q, q);
             wgmma_fence(S);
-            start_scores<HS, TILE_Q>(S, in.X, Shape::TILE_K, in.a(q.stage));          // S = K Q^T
+            start_scores<HS, TILE_Q>(S, in.x(k.stage), Shape::TILE_K, in.a(q.stage)); // S = K Q^T
+            order.arrive();
         };
         // Queries do not attend to later keys. A warpgroup skips the first tile if all queries in it precede the
         // warpgroup's keys, unless it is the only tile.
         const bool may_skip = TILE_Q == WGMMA_M && key0 + WGMMA_M < T;
-        const int first_query0 = key0 + (may_skip ? warpgroup_row() : 0);
+        const int first_query0 = key0 + (may_skip ? wg_row : 0);
         if (first_query0 > key0) {
+            order.wait();
+            order.arrive();
             wait_full(shared.q, q);
             __syncwarp();
             release(shared.q, read);
             q.advance();
         }
         wait_full(shared.k, k);
+        order.wait();
         start_tile();
         for (int query0 = first_query0;;) {
             wgmma_wait<1>(dK, dV);                    // of the previous tile; S is still in flight
@@ -531,7 +600,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
                 release(shared.q, read);
             }
             wgmma_fence(dP);
-            start_scores<HS, TILE_Q>(dP, in.Y, Shape::TILE_K, in.b(q.stage));         // dP = V dO^T
+            start_scores<HS, TILE_Q>(dP, in.y(k.stage), Shape::TILE_K, in.b(q.stage));   // dP = V dO^T
             wgmma_wait<1>(S);
             const bool crosses_diagonal = key0 + row + 15 > query0;
             if (crosses_diagonal) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
@@ -541,12 +610,14 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
             wgmma_wait<0>(dP);
             score_gradients(dP, S, [&](int e) { return shared.D[q.stage][fragment_column(e)]; });
             to_operands(dS, dP);
+            query0 += TILE_Q;
+            const bool last = query0 >= T;
+            if (!last) order.wait();
             wgmma_fence(dV, dK, P, dS);
             start_outputs<HS, TILE_Q>(dV, P, in.b(q.stage));                          // dV += P dO
             start_outputs<HS, TILE_Q>(dK, dS, in.a(q.stage));                         // dK += dS Q
             q.advance();
-            query0 += TILE_Q;
-            if (query0 >= T) break;
+            if (last) break;
             start_tile();
         }
         release(shared.k, k);
@@ -559,12 +630,16 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, typename Dkv
         const size_t to_k = head.qkv + head.C, to_v = to_k + head.C;
         store_rows<HS>(dqkv.from(to_k), head.stride, key0 + row, T, dK, shared.out, Shape::TILE_K, row);
         store_rows<HS>(dqkv.from(to_v), head.stride, key0 + row, T, dV, shared.out, Shape::TILE_K, row);
+        if (partials && key0 + wg_row < T)
+            store_column_sums<HS, Shape>(partial_sums(partials, head, work, 1, key0 + wg_row, T, HS), head.C,
+                                         shared.out, wg_row, dK, dV);
     }
 }
 
+// Writes dK and dV, and their column sums unless partials is null.
 template <int HS>
 __global__ void __launch_bounds__(DkvShape<HS>::BLOCK, 1)
-    attention_backward_dkv_wgmma_kernel(Out<e5m2> dqkv, const __grid_constant__ TensorMap qkv,
+    attention_backward_dkv_wgmma_kernel(Out<e5m2> dqkv, float* partials, const __grid_constant__ TensorMap qkv,
                                         const __grid_constant__ TensorMap dout, const float* lse, const float* D,
                                         TileScheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
@@ -573,7 +648,7 @@ __global__ void __launch_bounds__(DkvShape<HS>::BLOCK, 1)
         init_rings(Shape::WARPS, shared.k, shared.q, shared.next.ring);
         specialise_warpgroups<Shape>(
             [&] { if (threadIdx.x < 32) dkv_producer<HS>(shared, qkv, dout, lse, D, scheduler, T); },
-            [&, dqkv] { dkv_consumer<HS>(dqkv, shared, scheduler, T); });
+            [&, dqkv, partials] { dkv_consumer<HS>(dqkv, partials, shared, scheduler, T); });
     }
 }
 
@@ -610,16 +685,23 @@ void attention_forward_wgmma(const Operand& out, float* lse, int* counter, const
            sizeof(typename Shape::Shared), out.to<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), scheduler, T);
 }
 
+// Returns the rows of partial column sums: one for each 64 rows of a sequence.
+size_t wgmma_partials(size_t B, size_t T) { return B * ceil_div(T, WGMMA_M); }
+
+// partials (wgmma_partials(B, T), 3C) fp32: see attention_backward
 template <int HS>
-void attention_backward_wgmma(const Operand& dqkv, float* D, int* counter, const floatX* dout, const floatX* qkv,
-                              const floatX* out, const float* lse, int B, int T, int NH) {
+void attention_backward_wgmma(const Operand& dqkv, Grad dbias, float* partials, float* D, int* counter,
+                              const floatX* dout, const floatX* qkv, const floatX* out, const float* lse, int B, int T,
+                              int NH) {
+    if (!dbias.data) partials = nullptr;
     using Dq = DqShape<HS>;
     using Dkv = DkvShape<HS>;
     const TensorMap qkv_map = head_tensor_map(qkv, B, T, 3 * NH, HS), dout_map = head_tensor_map(dout, B, T, NH, HS);
     const TileScheduler dq = make_scheduler(counter, B, T, NH, HS, Dq::TILE_Q),
                  dkv = make_scheduler(counter, B, T, NH, HS, Dkv::TILE_K);
     launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, scheduler_blocks(dq), Dq::BLOCK,
-           sizeof(typename Dq::Shared), dqkv.to<e5m2>(), D, qkv_map, dout_map, dout, out, lse, dq, T);
+           sizeof(typename Dq::Shared), dqkv.to<e5m2>(), partials, D, qkv_map, dout_map, dout, out, lse, dq, T);
     launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, scheduler_blocks(dkv), Dkv::BLOCK,
-           sizeof(typename Dkv::Shared), dqkv.to<e5m2>(), qkv_map, dout_map, lse, D, dkv, T);
+           sizeof(typename Dkv::Shared), dqkv.to<e5m2>(), partials, qkv_map, dout_map, lse, D, dkv, T);
+    if (partials) add_partials({dbias}, partials, wgmma_partials(B, T), static_cast<size_t>(3) * NH * HS);
 }

@@ -69,12 +69,12 @@ def kernel_bytes(run, seq_len):
     model, size_of, dtype = run["record"]["model"], run["plan"]["bytes"], BYTES[run["plan"]["precision"]]
     L, N = model["layers"], run["micro_batch"] * seq_len
     launches = {kernel["name"]: kernel["launches"] for kernel in run["trace"]["kernels"]}
-    # 2 L bias gradients in a micro-batch, or L if those of fc, 4 C wide, are matmul epilogues; 2 L + 1 LayerNorms.
+    # In a micro-batch 2 L bias gradients, 3 C and 4 C wide, or on Hopper at most L, 4 C wide; 2 L + 1 LayerNorms.
     both = 2 * launches.get("bias_backward", 0) > launches.get("layernorm_backward", 0)
     NC, logits = N * model["channels"] * dtype, N * -(-model["vocab"] // 128) * 128 * dtype
     master = 0 if run["plan"]["precision"] == "fp32" else size_of["weights"]
     return {"layernorm_forward": 2 * (2 * L + 1) * NC, "layernorm_backward": 4 * (2 * L + 1) * NC,
-            "gelu_forward": 8 * L * NC, "bias_backward": (7 if both else 3) * L * NC, "embedding_forward": 2 * NC,
+            "gelu_forward": 8 * L * NC, "bias_backward": (7 if both else 4) * L * NC, "embedding_forward": 2 * NC,
             "cross_entropy": 2 * logits, "norm_partials": size_of["gradients"],
             "adamw": 2 * size_of["gradients"] + 3 * 2 * size_of["adam_m"] + master}
 

@@ -81,7 +81,7 @@ def softmax(launch, shape):
         rows = (launch.threads // 128 - 1) * 64     # one producer warpgroup; each consumer has the 64 rows of a wgmma
         tiles = shape["B"] * (shape["C"] // head_size) * -(-shape["T"] // rows)
     return {"scores": launch.tensor_flops / (2 * products * head_size), "instructions": instructions,
-            "turns": hopper and launch.name.startswith("attention_forward"), "pieces": tiles}
+            "turns": hopper, "pieces": tiles}
 
 
 # ---- what `make inspect CHECK=yes` and BARRIERS=yes allow

@@ -48,7 +48,7 @@ def formulas():
            costs.cost(launch("attention_forward_wgmma_kernel<64>"), {}) is None,
            "a launch without a formula or shape has no cost")
     for name, threads, turns, tiles in [("attention_forward_wgmma_kernel<64>", 512, True, B * 12 * 6),
-                                        ("attention_backward_dq_wgmma_kernel<64>", 384, False, B * 12 * 8),
+                                        ("attention_backward_dq_wgmma_kernel<64>", 384, True, B * 12 * 8),
                                         ("attention_forward_mma_kernel<64>", 128, False, 0)]:
         found = costs.softmax(launch(name, threads=threads, flops=12e9), SHAPE)
         expect((found["turns"], found["pieces"]) == (turns, tiles), f"{name} has {tiles} work tiles", str(found))

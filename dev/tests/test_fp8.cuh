@@ -155,7 +155,7 @@ void test_fp8_attention(TensorCores kind, const AttentionSize& s) {
         });
         attention_forward(out, lse, counter, qkv, s.B, s.T, s.NH, s.HS);
         try_writer<e5m2>(backward, Values(3 * n, NAN), [&](const Operand& o) {
-            attention_backward(o, D, counter, dout, qkv, out, lse, s.B, s.T, s.NH, s.HS);
+            attention_backward(o, Grad{}, nullptr, D, counter, dout, qkv, out, lse, s.B, s.T, s.NH, s.HS);
         });
     }
     device.tensor_cores = saved;
