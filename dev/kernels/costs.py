@@ -109,6 +109,9 @@ UNNECESSARY_BARRIERS = {
         "not needed in forward, where OrderedBarrier synchronises the warpgroups; needed in dQ with heads above 64, "
         "which this run does not have",
     "wait_full(shared.q, q);                   // already full: the branch": "the same in dK and dV",
+    "wait_empty(shared.k, k);":
+        "the producer has the index of work tile n + 2 only after the consumers have received that of tile n + 1, and "
+        "so have finished tile n, whose stage it loads; the same is true of Q in dQ, but not in forward",
 }
 
 
