@@ -689,8 +689,9 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 // shapes    inp, add, res, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
 // mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row stays in shared memory
 //           for the variance and the output. Backward: a block processes rows blockIdx.x, blockIdx.x + gridDim.x, ...;
-//           a thread owns packs of columns and keeps their sums over the block's rows in its own part of shared memory.
-//           The second pass over a row reads it from the L1 cache
+//           a thread owns packs of columns, and their sums over the block's rows. If a thread has one pack (on a GPU
+//           with C up to LAYERNORM_BLOCK * PACK), all loads of a row are issued at once, and the row and the sums stay
+//           in registers. Otherwise the sums are in shared memory, and the second pass over a row reads it again
 // cost      bandwidth: forward reads 2, writes 2 of N*C elements; backward reads 3 (dout, inp, dinp), writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 // variants  dev/kernels/layernorm.cu
@@ -736,26 +737,80 @@ __global__ void layernorm_forward_kernel(floatX* res, Out<e4m3> out, float* mean
 
 constexpr int LAYERNORM_BLOCK = WARP_SIZE == 1 ? 1 : 512;   // threads of backward's block, at most
 
+// A pack as it is stored, which needs fewer registers than floats. Of words, because nvcc would keep each element of an
+// array of 16-bit elements in a register of its own.
+struct StoredPack {
+    RawPack<uint32_t, PACK * sizeof(floatX) / sizeof(uint32_t)> words = {};
+
+    __device__ __forceinline__ void load(const floatX* from) {
+        words = *reinterpret_cast<const decltype(words)*>(from);
+    }
+    __device__ __forceinline__ void unpack(float (&x)[PACK]) const {
+        RawPack<floatX, PACK> pack;
+        memcpy(&pack, &words, sizeof(pack));
+        to_floats(x, pack.v);
+    }
+};
+
+// The sums over a block's rows of a thread's columns. The first OWN of DW, DB and DBIAS are in registers, which needs a
+// thread with one pack. The others are in dynamic shared memory.
+enum { DW, DB, DBIAS };
+template <int OWN> struct ColumnSums {
+    int C;
+    float own[MAX_GRADS][PACK] = {};
+
+    __device__ __forceinline__ float* row(int which) const { return dynamic_shared() + (which - OWN) * C; }
+    __device__ __forceinline__ void clear(int i) const {
+        const float zero[PACK] = {};
+        for (int which = OWN; which < MAX_GRADS; which++) store_pieces(row(which), zero, i, C);
+    }
+    __device__ __forceinline__ void add(int which, const float (&x)[PACK], int i) {
+        if (which >= OWN) return add_pieces(row(which), x, i, C);
+        for (int k = 0; k < PACK; k++) own[which][k] += x[k];
+    }
+    __device__ __forceinline__ void get(float (&x)[PACK], int which, int i) const {
+        if (which >= OWN) return load_pieces(x, row(which), i, C);
+        for (int k = 0; k < PACK; k++) x[k] = own[which][k];
+    }
+};
+
+// OWN: the number of column sums in registers.
+//     3   a thread has one pack, which stays in registers for the second pass
+//     1   the same with FP8, whose amax and counts need the other registers
+//     0   a thread has several packs
+template <int OWN>
 __global__ void __launch_bounds__(LAYERNORM_BLOCK, 2)
 layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, const floatX* inp, const floatX* w,
-                          const float* mean, const float* rstd, size_t N, int C) {
+                          const float* mean, const float* rstd, size_t N, int C, float inverse_C) {
+    constexpr bool ONE_PACK = OWN > 0;
     __shared__ float2 warp_sums[2][LAYERNORM_BLOCK / WARP_SIZE];
-    const int first = threadIdx.x * PACK, stride = blockDim.x * PACK, warps = blockDim.x / WARP_SIZE;
-    float *dw = dynamic_shared(), *db = dw + C, *dbias = db + C;
+    const int first = threadIdx.x * PACK, warps = blockDim.x / WARP_SIZE;
+    // With ONE_PACK the compiler sees that the loops over packs have one iteration.
+    const int end = ONE_PACK ? first + 1 : C, stride = ONE_PACK ? 1 : blockDim.x * PACK;
+    const bool out_of_range = ONE_PACK && first >= C;
+    StoredPack dout_pack, inp_pack, dinp_pack, w_pack;   // out-of-range threads add these zeros
+    ColumnSums<OWN> sums{C};
     float g[PACK], x[PACK], y[PACK], d[PACK];
-    const float zero[PACK] = {};
-    for (int i = first; i < C; i += stride)
-        for (float* sums : {dw, db, dbias}) store_pieces(sums, zero, i, C);
+    for (int i = first; i < end && !out_of_range; i += stride) sums.clear(i);
     {
-        Writer<e5m2> writer(dinp);   // its scope ends early, to free its registers before the sums are stored
+        // Its scope ends early, to free its registers before the sums are stored.
+        Writer<e5m2> writer(OWN == MAX_GRADS ? Out<e5m2>{dinp.x} : dinp);
         int parity = 0;
         for (size_t n = blockIdx.x; n < N; n += gridDim.x, parity ^= 1) {
+            auto load_row = [&](int i) {
+                if (out_of_range) return;
+                dout_pack.load(dout + n * C + i);
+                inp_pack.load(inp + n * C + i);
+                w_pack.load(w + i);
+                dinp_pack.load(dinp.x + n * C + i);
+            };
             const float m = mean[n], r = rstd[n];
             float sum_g[PACK] = {}, sum_gx[PACK] = {};
-            for (int i = first; i < C; i += stride) {
-                load(d, dout + n * C + i);
-                load(x, inp + n * C + i);
-                load(g, w + i);
+            for (int i = first; i < end; i += stride) {
+                load_row(i);
+                dout_pack.unpack(d);
+                inp_pack.unpack(x);
+                w_pack.unpack(g);
                 for (int k = 0; k < PACK; k++) {
                     x[k] = (x[k] - m) * r;
                     g[k] *= d[k];
@@ -763,34 +818,37 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
                     sum_gx[k] += g[k] * x[k];
                 }
                 for (int k = 0; k < PACK; k++) x[k] *= d[k];
-                add_pieces(dw, x, i, C);
-                add_pieces(db, d, i, C);
+                sums.add(DW, x, i);
+                sums.add(DB, d, i);
             }
             const float2 own_sums = {warp_sum(sum_g), warp_sum(sum_gx)};
             if (threadIdx.x % WARP_SIZE == 0) warp_sums[parity][threadIdx.x / WARP_SIZE] = own_sums;
             __syncthreads();   // one per row is enough: the next row writes the other half of warp_sums
+            if (ONE_PACK && !out_of_range) w_pack.load(w + first);   // from the L1 cache: there is no register for it
             float avg_g = 0, avg_gx = 0;
             for (int other = 0; other < warps; other++) {
                 avg_g += warp_sums[parity][other].x;
                 avg_gx += warp_sums[parity][other].y;
             }
-            avg_g /= C;
-            avg_gx /= C;
-            for (int i = first; i < C; i += stride) {
-                load(d, dout + n * C + i);
-                load(x, inp + n * C + i);
-                load(g, w + i);
-                load(y, dinp.x + n * C + i);
+            avg_g *= inverse_C;
+            avg_gx *= inverse_C;
+            for (int i = first; i < end; i += stride) {
+                if (!ONE_PACK) load_row(i);
+                dout_pack.unpack(d);
+                inp_pack.unpack(x);
+                w_pack.unpack(g);
+                dinp_pack.unpack(y);
                 for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
+                if (out_of_range) break;
                 writer.put(n * C + i, y);
-                add_pieces(dbias, y, i, C);
+                sums.add(DBIAS, y, i);
             }
         }
     }
-    for (int i = first; i < C; i += stride)
-        for (int sums = 0; sums < MAX_GRADS; sums++) {
-            load_pieces(y, dw + sums * C, i, C);
-            store(partials + (static_cast<size_t>(sums) * gridDim.x + blockIdx.x) * C + i, y);
+    for (int i = first; i < end && !out_of_range; i += stride)
+        for (int which = 0; which < MAX_GRADS; which++) {
+            sums.get(y, which, i);
+            store(partials + (static_cast<size_t>(which) * gridDim.x + blockIdx.x) * C + i, y);
         }
 }
 
@@ -811,10 +869,15 @@ void layernorm_forward(floatX* res, const Operand& out, float* mean, float* rstd
 // dbias.data it does not compute dbias. partials (3, partial_blocks(N), C) fp32 scratch
 void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float* partials, const floatX* dout,
                         const floatX* inp, const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
-    const size_t blocks = partial_blocks(N), warps = ceil_div(C, LANE_STRIDE);
-    launch("layernorm_backward", layernorm_backward_kernel, blocks,
-           std::min(warps * WARP_SIZE, size_t{LAYERNORM_BLOCK}), layernorm_shared(C),
-           updated(dinp.to<e5m2>()), partials, dout, inp, w, mean, rstd, N, C);
+    const size_t blocks = partial_blocks(N), threads = ceil_div(C, LANE_STRIDE) * WARP_SIZE;
+    auto run = [&](auto kernel, int own) {
+        launch("layernorm_backward", kernel, blocks, std::min(threads, size_t{LAYERNORM_BLOCK}),
+               layernorm_shared(C) / MAX_GRADS * (MAX_GRADS - own), updated(dinp.to<e5m2>()), partials, dout, inp, w,
+               mean, rstd, N, C, 1.0f / C);
+    };
+    if (WARP_SIZE == 1 || threads > LAYERNORM_BLOCK) run(layernorm_backward_kernel<0>, 0);
+    else if (dinp.scale) run(layernorm_backward_kernel<1>, 1);
+    else run(layernorm_backward_kernel<3>, 3);
     dinp.finish(N * C);
     if (dbias.data) add_partials({dw, db, dbias}, partials, blocks, C);
     else add_partials({dw, db}, partials, blocks, C);
