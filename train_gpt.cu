@@ -887,27 +887,40 @@ void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float
 // forward   out[n] += b, an epilogue of the matmul
 // backward  db += sum of dout[n] over rows
 // shapes    dout (N,OC) floatX | db (OC) in the type of --grad-dtype
-// mapping   a block of one warp owns BIAS_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns
+// mapping   a block of one warp owns BIAS_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns,
+//           and loads BIAS_ROWS rows of them at once: with 32 blocks, 64 KiB are in flight on a multiprocessor (BF16)
 // cost      bandwidth: reads N*OC once
 
 constexpr int BIAS_COLUMNS = 256;
 constexpr int BIAS_PACKS = BIAS_COLUMNS / FP32_STRIDE;   // of a lane
+constexpr int BIAS_ROWS = WARP_SIZE == 1 ? 1 : 4;        // loaded before the first of them is added
 
-__global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
-    const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
-    float sum[BIAS_PACKS][PACK_FP32] = {}, x[PACK_FP32];
-    // On a GPU out-of-range lanes load the last columns again: without an `if`, the loads of several rows are in
-    // flight at once.
-#pragma unroll 4
-    for (size_t n = blockIdx.y; n < N; n += gridDim.y)
+// Adds ROWS rows of a lane's columns, `stride` rows apart. On a GPU out-of-range lanes load the last columns again:
+// without an `if`, all loads are in flight at once.
+template <int ROWS>
+__device__ __forceinline__ void add_rows(float (&sum)[BIAS_PACKS][PACK_FP32], const floatX* row, size_t stride,
+                                         int column, int OC) {
+    float x[ROWS][BIAS_PACKS][PACK_FP32] = {};
+    for (int r = 0; r < ROWS; r++)
         for (int p = 0; p < BIAS_PACKS; p++)
-            if (WARP_SIZE > 1 || column + p * FP32_STRIDE < OC) {
-                load(x, dout + n * OC + min(column + p * FP32_STRIDE, OC - PACK_FP32));
-                for (int k = 0; k < PACK_FP32; k++) sum[p][k] += x[k];
-            }
+            if (WARP_SIZE > 1 || column + p * FP32_STRIDE < OC)
+                load(x[r][p], row + r * stride * OC + min(column + p * FP32_STRIDE, OC - PACK_FP32));
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < BIAS_PACKS; p++)
+            for (int k = 0; k < PACK_FP32; k++) sum[p][k] += x[r][p][k];
+}
+
+__global__ void __launch_bounds__(WARP_SIZE) bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
+    const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
+    const size_t stride = gridDim.y;
+    float sum[BIAS_PACKS][PACK_FP32] = {};
+    size_t n = blockIdx.y;
+    for (; n + (BIAS_ROWS - 1) * stride < N; n += BIAS_ROWS * stride)
+        add_rows<BIAS_ROWS>(sum, dout + n * OC, stride, column, OC);
+    for (; n < N; n += stride) add_rows<1>(sum, dout + n * OC, stride, column, OC);
     for (int p = 0; p < BIAS_PACKS; p++)
         if (column + p * FP32_STRIDE < OC)
-            store(partials + static_cast<size_t>(blockIdx.y) * OC + column + p * FP32_STRIDE, sum[p]);
+            store(partials + blockIdx.y * static_cast<size_t>(OC) + column + p * FP32_STRIDE, sum[p]);
 }
 
 // partials (partial_blocks(N), OC) fp32 scratch
