@@ -1839,8 +1839,23 @@ bool try_matmul(const Product& p) {
     return true;
 }
 
+// Returns the first cuBLASLt with FP8 kernels for this GPU, as cublasLtGetVersion() numbers them: that of CUDA 12.1
+// Update 1 for Ada, of CUDA 11.8 for Hopper and of CUDA 12.8 for Blackwell.
+size_t first_cublaslt_with_fp8() {
+    const int major = device.properties.major;
+    return major >= 10 ? 120800 : major == 9 ? 111103 : 120103;
+}
+
+std::string cublaslt_text(size_t version) {
+    return format("cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+}
+
 void matmul(const Product& p) {
-    if (!try_matmul(p)) throw Failure("cuBLASLt has no kernel for a matmul of %s", p.shape.name().c_str());
+    if (try_matmul(p)) return;
+    const bool fp8 = p.shape.a_type != FLOATX;
+    throw Failure("%s has no kernel for a matmul of %s%s", cublaslt_text(cublasLtGetVersion()).c_str(),
+                  p.shape.name().c_str(),
+                  fp8 ? format("; FP8 needs %s", cublaslt_text(first_cublaslt_with_fp8()).c_str()).c_str() : "");
 }
 
 // The product of FP8 operands a8 (M,K) and b8 (N,K), out = a8 b8^T: cuBLASLt needs both contiguous along K.

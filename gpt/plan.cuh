@@ -132,6 +132,9 @@ void require_fp8_device() {
     if (!device.is_cpu() && 10 * p.major + p.minor < 89)
         throw UserError("--matmul fp8: expected compute capability 8.9 (Ada) or later, found %d.%d of %s", p.major,
                         p.minor, p.name);
+    if (cublasLtGetVersion() < first_cublaslt_with_fp8())
+        throw UserError("--matmul fp8: %s needs %s or later, found %s; update the CUDA toolkit", p.name,
+                        cublaslt_text(first_cublaslt_with_fp8()).c_str(), cublaslt_text(cublasLtGetVersion()).c_str());
 }
 
 void require_consistent(const Setup& s) {

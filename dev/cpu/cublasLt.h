@@ -44,7 +44,11 @@ inline const char* cublasGetStatusString(cublasStatus_t status)
     }
     return "unknown cuBLAS status";
 }
-inline size_t cublasLtGetVersion() { return 130000; }
+inline size_t cublasLtGetVersion()
+{
+    const char* version = getenv("CUDA_CPU_CUBLASLT");
+    return version != nullptr ? strtoul(version, nullptr, 10) : 130000;
+}
 
 enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSA = 3,
