@@ -136,7 +136,8 @@ __device__ __forceinline__ void set_scale(Fp8Scale& s, float scale) {
 
 // Operations on all scales:
 //   RESET_AMAX                      clears this step's amax
-//   PUSH_HISTORY                    moves this step's amax into the history, then sets the scale from the history
+//   PUSH_HISTORY                    moves this step's amax into the history, then sets the scale from the history. A
+//                                   step whose amax is not finite changes neither
 //   RESCALE                         sets the scale from the history, which has been read from a checkpoint
 //   START_COUNTING, STOP_COUNTING   starts, stops the counts of values, saturation and underflow, for the log
 //   READ_AMAX, WRITE_AMAX           copies this step's amaxes to or from an array, for the all-reduce
@@ -151,7 +152,8 @@ template <Fp8Step STEP> __global__ void fp8_scales_kernel(Fp8Scale* scales, floa
     if (STEP == Fp8Step::WRITE_AMAX) s.amax = __float_as_uint(amaxes[n]);
     if (STEP == Fp8Step::START_COUNTING || STEP == Fp8Step::STOP_COUNTING) s.counting = STEP == Fp8Step::START_COUNTING;
     if (STEP == Fp8Step::START_COUNTING) s.values = s.saturated = s.underflow = 0;
-    if (STEP == Fp8Step::PUSH_HISTORY) {
+    const bool finite = __uint_as_float(s.amax) <= FLT_MAX;
+    if (STEP == Fp8Step::PUSH_HISTORY && finite) {
         for (int i = FP8_HISTORY - 1; i > 0; i--) s.history[i] = s.history[i - 1];
         s.history[0] = __uint_as_float(s.amax);
     }
