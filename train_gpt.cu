@@ -323,7 +323,7 @@ template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
 struct Operand {
     floatX* x;                      // (rows, columns); null: not stored
     void* fp8 = nullptr;            // the matrix in 8 bits; null: matmuls read x
-    void* transposed = nullptr;     // (columns, rows) in 8 bits: of weights always, of others only with fp8-all
+    void* transposed = nullptr;     // memory for (columns, rows) in 8 bits: of weights always, of others with fp8-all
     Fp8Scale* scale = nullptr;
     DType format = FLOATX;          // of fp8
     bool current_scaling = false;   // x is quantised after its kernel, when its amax is known
@@ -1677,7 +1677,7 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // shapes    inp (N,C), w (C,OC), out (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
 //           operands gives out^T = B^T A^T. Bias and GELU' are epilogues. GELU forward is not: --recompute computes it
-//           from the stored pre-activation and must get the same bits. FP8 operands are contiguous along K
+//           from the stored pre-activation and must get the same bits. FP8: see fp8_in_any_layout()
 // choice    cuBLASLt offers several algorithms for a shape, best first by its own estimate. The program takes the
 //           first, or the fastest (--matmul-tuning). Each algorithm gives the same bits at every call; two algorithms
 //           may round differently
@@ -1858,17 +1858,28 @@ void matmul(const Product& p) {
                   fp8 ? format("; FP8 needs %s", cublaslt_text(first_cublaslt_with_fp8()).c_str()).c_str() : "");
 }
 
-// The product of FP8 operands a8 (M,K) and b8 (N,K), out = a8 b8^T: cuBLASLt needs both contiguous along K.
-Product fp8_product(void* out, const Operand& a, const void* a8, const Operand& b, const void* b8, size_t M, size_t N,
-                    size_t K, DType type = FLOATX, Into into = Into::ASSIGN) {
-    return {out, a8, b8, {M, N, K, Op::AS_IS, Op::TRANSPOSED, type, into, Epilogue::NONE, a.format, b.format},
-            &a.scale->inverse, &b.scale->inverse};
+// Whether cuBLASLt multiplies FP8 matrices of any layout: on compute capability 10. On Ada, Hopper and 12.x both
+// operands must be contiguous along K, as a (M,K) and b (N,K).
+bool fp8_in_any_layout() { return device.properties.major == 10; }
+
+// The product of FP8 operands out (M,N) = A B, which reads their transposed copies where the layout requires it.
+Product fp8_product(void* out, const Operand& a, Op a_op, const Operand& b, Op b_op, size_t M, size_t N, size_t K,
+                    DType type = FLOATX, Into into = Into::ASSIGN) {
+    const void *a8 = a.fp8, *b8 = b.fp8;
+    if (!fp8_in_any_layout()) {
+        if (a_op == Op::TRANSPOSED) a8 = a.transposed;
+        if (b_op == Op::AS_IS) b8 = b.transposed;
+        a_op = Op::AS_IS;
+        b_op = Op::TRANSPOSED;
+    }
+    return {out, a8, b8, {M, N, K, a_op, b_op, type, into, Epilogue::NONE, a.format, b.format}, &a.scale->inverse,
+            &b.scale->inverse};
 }
 
 // out (N,OC) = inp (N,C) w (C,OC) + b (OC)
 void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const floatX* b, size_t N, size_t C, size_t OC) {
     Product p = {out, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}};
-    if (inp.fp8) p = fp8_product(out, inp, inp.fp8, w, w.transposed, N, OC, C);
+    if (inp.fp8) p = fp8_product(out, inp, Op::AS_IS, w, Op::AS_IS, N, OC, C);
     p.shape.epilogue = Epilogue::BIAS;
     p.epilogue_data = b;
     matmul(p);
@@ -1876,7 +1887,7 @@ void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const flo
 
 // dinp (N,C) = dout (N,OC) w (C,OC)^T
 Product input_product(floatX* dinp, const Operand& dout, const Operand& w, size_t N, size_t C, size_t OC) {
-    if (dout.fp8) return fp8_product(dinp, dout, dout.fp8, w, w.fp8, N, C, OC);
+    if (dout.fp8) return fp8_product(dinp, dout, Op::AS_IS, w, Op::TRANSPOSED, N, C, OC);
     return {dinp, dout.x, w.x, {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE}};
 }
 
@@ -1902,9 +1913,11 @@ void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, si
     if (!inp.transposed)
         return matmul({dw.data, inp.x, dout.x,
                        {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE}});
-    fp8_transpose(inp.transposed, inp.fp8, N, C);
-    fp8_transpose(dout.transposed, dout.fp8, N, OC);
-    matmul(fp8_product(dw.data, inp, inp.transposed, dout, dout.transposed, C, OC, N, dw.dtype, Into::ADD));
+    if (!fp8_in_any_layout()) {
+        fp8_transpose(inp.transposed, inp.fp8, N, C);
+        fp8_transpose(dout.transposed, dout.fp8, N, OC);
+    }
+    matmul(fp8_product(dw.data, inp, Op::TRANSPOSED, dout, Op::AS_IS, C, OC, N, dw.dtype, Into::ADD));
 }
 
 // ==== model: sizes ===========================================================

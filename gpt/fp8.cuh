@@ -225,9 +225,10 @@ void Operand::quantise(size_t n) const {
 }
 
 // ---- transposed copies
-// cuBLASLt's FP8 matmuls need both operands contiguous along the dimension that is summed over. Forward and the input
-// gradient sum over different dimensions of a weight, so both layouts of it are needed. The weight gradient sums over
-// the rows of the batch, so both its operands are transposed.
+// cuBLASLt's FP8 matmuls need both operands contiguous along the dimension that is summed over, except on compute
+// capability 10, which leaves the memory of transposed copies unused. Forward and the input gradient sum over different
+// dimensions of a weight, so both layouts of it are needed. The weight gradient sums over the rows of the batch, so
+// both its operands are transposed.
 
 constexpr int TRANSPOSE_TILE = 64;                       // a block transposes a tile of 64 x 64
 constexpr int TRANSPOSE_BLOCK = WARP_SIZE == 1 ? 1 : 256;
@@ -277,7 +278,7 @@ void quantise_weights(Model& m, size_t l) {
     fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(l), FP8_TENSORS);
     auto quantise = [](const Operand& w, size_t rows, size_t columns) {
         w.quantise(rows * columns);
-        fp8_transpose(w.transposed, w.fp8, rows, columns);
+        if (!fp8_in_any_layout()) fp8_transpose(w.transposed, w.fp8, rows, columns);
     };
     quantise(x.qkvw, C, 3 * C);
     quantise(x.attprojw, C, C);

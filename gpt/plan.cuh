@@ -125,7 +125,7 @@ int auto_micro_batch(const Options& o, Setup s, size_t memory) {
     return o.total_batch ? largest_divisor(sequences, B) : B;
 }
 
-constexpr size_t FP8_ROWS = 16;   // cuBLASLt: M, N and K of an FP8 matmul are multiples of this
+constexpr size_t FP8_ROWS = 16;   // cuBLASLt: the rows that FP8 weight gradients sum over are a multiple of this
 
 void require_fp8_device() {
     const cudaDeviceProp& p = device.properties;
@@ -154,9 +154,9 @@ void require_consistent(const Setup& s) {
     if (fp8 && s.precision != DType::BF16)
         throw UserError("--matmul fp8: expected weights in bf16, found %s; make PRECISION=bf16, or plan --precision "
                         "bf16", name_of(s.precision));
-    if (fp8 && s.N() % FP8_ROWS != 0)
-        throw UserError("--matmul fp8: expected a micro-batch of a multiple of %zu tokens, found %d x %d", FP8_ROWS,
-                        s.B, s.T);
+    if (s.matmul == MatmulIn::FP8_ALL && s.N() % FP8_ROWS != 0)
+        throw UserError("--matmul fp8-all: expected a micro-batch of a multiple of %zu tokens, found %d x %d; --matmul "
+                        "fp8 takes any number", FP8_ROWS, s.B, s.T);
     if (s.zero > last_stage(s))
         throw UserError("--zero 3: expected 0, 1 or 2 with --matmul fp8, which keeps all weights in FP8 on each GPU");
     if (s.master_weights == MasterWeights::FP32) return;

@@ -132,8 +132,8 @@ TEST("bad flags") {
         return reject("FP8 in a build that is not BF16", TINY + "--matmul fp8", {"--matmul fp8", "PRECISION=bf16"});
     if (!device_has_fp8())
         return reject("FP8 on a GPU before Ada", TINY + "--matmul fp8", {"--matmul fp8", "8.9"});
-    reject("FP8 matmuls with a sum over 17 rows", TINY + "--matmul fp8 --context 17 --micro-batch 1",
-           {"--matmul fp8", "1 x 17"});
+    reject("FP8 matmuls with a sum over 17 rows", TINY + "--matmul fp8-all --context 17 --micro-batch 1",
+           {"--matmul fp8-all", "1 x 17"});
 #ifdef CUDA_ON_CPU
     reject("a cuBLASLt without FP8 for the GPU", TINY + "--matmul fp8", {"--matmul fp8", "found cuBLASLt 11.10.4"},
            "CUDA_CPU_CUBLASLT=111004");
