@@ -327,6 +327,7 @@ struct Operand {
     Fp8Scale* scale = nullptr;
     DType format = FLOATX;          // of fp8
     bool current_scaling = false;   // x is quantised after its kernel, when its amax is known
+    bool fast_accumulation = false; // in the forward product of this input
 
     template <typename T, typename = std::enable_if_t<std::is_convertible_v<T, const floatX*>>>
     Operand(const T& matrix) : x(const_cast<floatX*>(static_cast<const floatX*>(matrix))) {}
@@ -1703,16 +1704,19 @@ struct MatmulShape {
     Into into;
     Epilogue epilogue;
     DType a_type = FLOATX, b_type = FLOATX;
+    bool fast_accumulation = false;   // of FP8 operands
 
-    auto key() const { return std::make_tuple(M, N, K, a, b, out, into, epilogue, a_type, b_type); }
+    auto key() const {
+        return std::make_tuple(M, N, K, a, b, out, into, epilogue, a_type, b_type, fast_accumulation);
+    }
     bool operator<(const MatmulShape& other) const { return key() < other.key(); }
     std::string name() const {
         constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'"};
         const std::string both = format("%s x %s", name_of(a_type), name_of(b_type));
         const std::string types = a_type == b_type ? name_of(a_type) : both;
-        return format("%s %zu x %zu x %zu %c%c %s %s%s", types.c_str(), M, N, K, a == Op::AS_IS ? 'N' : 'T',
-                      b == Op::AS_IS ? 'N' : 'T', into == Into::ADD ? "added to" : "into", name_of(out),
-                      EPILOGUES[static_cast<int>(epilogue)]);
+        return format("%s%s %zu x %zu x %zu %c%c %s %s%s", types.c_str(), fast_accumulation ? " fast" : "",
+                      M, N, K, a == Op::AS_IS ? 'N' : 'T', b == Op::AS_IS ? 'N' : 'T',
+                      into == Into::ADD ? "added to" : "into", name_of(out), EPILOGUES[static_cast<int>(epilogue)]);
     }
 };
 
@@ -1803,6 +1807,7 @@ MatmulPlan make_matmul_plan(const Product& p) {
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(s.N));
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, cuda_type(FLOATX));
     }
+    if (s.fast_accumulation) set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
     set_pointers(plan, p);
     plan.a = matrix_layout(s.b_type, s.K, s.N, s.b);
     plan.b = matrix_layout(s.a_type, s.M, s.K, s.a);
@@ -1880,6 +1885,7 @@ Product fp8_product(void* out, const Operand& a, Op a_op, const Operand& b, Op b
 void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const floatX* b, size_t N, size_t C, size_t OC) {
     Product p = {out, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}};
     if (inp.fp8) p = fp8_product(out, inp, Op::AS_IS, w, Op::AS_IS, N, OC, C);
+    p.shape.fast_accumulation = inp.fast_accumulation;
     p.shape.epilogue = Epilogue::BIAS;
     p.epilogue_data = b;
     matmul(p);
@@ -1960,6 +1966,7 @@ struct Setup {
     bool on_gpu = !device.is_cpu();
     MatmulIn matmul = MatmulIn::FLOATX;
     Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
+    Fp8Accumulation fp8_accumulation = Fp8Accumulation::FP32;
     MasterWeights master_weights = MasterWeights::FP32;
 
     int gpus = 1, zero = 0;     // see section "many GPUs"
@@ -2545,6 +2552,8 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     };
     char* const inp_t = all ? a.transposed() : nullptr;
     char* const dout_t = all ? a.transposed() + m.setup.N() * 4 * m.config.channels : nullptr;
+    for (Operand* inp : {&x.ln1, &x.att, &x.ln2, &x.gelu})
+        inp->fast_accumulation = m.setup.fp8_accumulation == Fp8Accumulation::FAST;
     in_fp8(x.ln1, FP8_LN1, a.ln1_8(l), inp_t);
     in_fp8(x.att, FP8_ATT, a.att_8(l), inp_t);
     in_fp8(x.ln2, FP8_LN2, a.ln2_8(l), inp_t);
@@ -2570,7 +2579,7 @@ Operands operands(const Model& m, size_t l) { return operands(m, l, whole_batch(
 
 // ==== fp8 ====================================================================
 // With --matmul fp8 the matmuls of a block read 8-bit operands, which Hopper multiplies twice as fast as 16-bit ones:
-//           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   sums in FP32
+//           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   sums in FP32: --fp8-accumulation
 // fp8 does so in forward and for gradients of inputs, fp8-all also for gradients of weights. Activations and weights
 // are E4M3, gradients E5M2. Master weights, weight gradients, attention, LayerNorm and the head stay in their formats.
 // A scale is a power of two that maps the tensor's amax, its largest |x|, close to the format's largest number:

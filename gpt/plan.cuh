@@ -177,6 +177,7 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, size_t memo
     s.rank = world.rank;
     s.matmul = o.matmul;
     s.fp8_scaling = o.fp8_scaling;
+    s.fp8_accumulation = o.fp8_accumulation;
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(o, s, memory);
     require_consistent(s);
     return s;
@@ -213,7 +214,8 @@ json flops_record(const Setup& s) {
 std::string matmul_text(const Setup& s) {
     const char* name = MATMUL_NAMES[static_cast<int>(s.matmul)];
     if (s.matmul == MatmulIn::FLOATX) return name;
-    return format("%s, scaling %s", name, FP8_SCALING_NAMES[static_cast<int>(s.fp8_scaling)]);
+    return format("%s, scaling %s%s", name, FP8_SCALING_NAMES[static_cast<int>(s.fp8_scaling)],
+                  s.fp8_accumulation == Fp8Accumulation::FAST ? ", fast accumulation" : "");
 }
 
 std::string attention_text(const Setup& s) {

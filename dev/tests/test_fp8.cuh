@@ -321,6 +321,26 @@ TEST("model in FP8") {
            "fp8-all keeps 5 C bytes less per token and layer: ln1, ln2 and gelu in FP8 only, att in bf16 and FP8");
 }
 
+TEST("model in FP8: fast accumulation") {
+    if (!device_has_fp8()) return;
+    auto fast_products = [] {   // shapes of the block's four forward products, which alone have a bias
+        size_t count = 0;
+        for (const auto& plan : matmul_plans) {
+            const MatmulShape& shape = plan.first;
+            count += shape.fast_accumulation && shape.epilogue == Epilogue::BIAS;
+            if (shape.fast_accumulation && shape.epilogue != Epilogue::BIAS) return SIZE_MAX;
+        }
+        return count;
+    };
+    Setup s = fp8_setup(MatmulIn::FP8_ALL, Fp8Scaling::DELAYED);
+    three_steps(s);
+    const size_t by_default = fast_products();
+    s.fp8_accumulation = Fp8Accumulation::FAST;
+    three_steps(s);
+    expect(by_default == 0 && fast_products() == 4,
+           "--fp8-accumulation fast applies to the four products of a block in forward, and to no other");
+}
+
 // Sets the amax of all tensors to 1e30, as an earlier micro-batch of the first step might.
 TEST("model in FP8: micro-batches") {
     if (!device_has_fp8()) return;
