@@ -1014,9 +1014,11 @@ void try_matmul_backward_input(const char* name, const std::vector<MatmulSize>& 
         const Values pre = gelu_inputs(N * C);
         const auto run = [&](bool through_gelu) {
             const DeviceArray<floatX> dinp(N * C), d_pre(pre);
-            if (through_gelu) matmul_backward_input_gelu(dinp, dout.operand, w.operand, d_pre, N, C, OC);
+            const DeviceArray<float> db(Values(C, 1)), partials(partial_blocks(N) * C);
+            if (through_gelu)
+                matmul_backward_input_gelu(dinp, grad(db), partials, dout.operand, w.operand, d_pre, N, C, OC);
             else matmul_backward_input(dinp, dout.operand, w.operand, N, C, OC);
-            return outputs(dinp);
+            return outputs(dinp, db);
         };
         Numbers expected(N * C), through_gelu(N * C);
         for (size_t i = 0; i < N * C; i++) {
@@ -1025,7 +1027,11 @@ void try_matmul_backward_input(const char* name, const std::vector<MatmulSize>& 
             through_gelu[i] = stored_as<floatX>(expected[i]) * gelu_derivative_loop(pre[i]);
         }
         plain.compare<floatX>("dinp", plain.run([&] { return run(false); })[0], expected);
-        gelu.compare<floatX>("dinp", gelu.run([&] { return run(true); })[0], through_gelu);
+        const Outputs got = gelu.run([&] { return run(true); });
+        gelu.compare<floatX>("dinp", got[0], through_gelu);
+        Numbers sums = numbers(Values(C, 1));
+        for (size_t i = 0; i < N * C; i++) sums[i % C] += got[0][i];
+        gelu.compare<float>("db", got[1], sums);
     }
 }
 

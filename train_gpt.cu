@@ -313,8 +313,8 @@ template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
     template <int N> __device__ __forceinline__ void put(size_t i, float (&v)[N]);
     // Stores a pack that is already rounded.
     template <int N> __device__ __forceinline__ void put(size_t i, const RawPack<floatX, N>& rounded);
-    // Stores only the 8-bit copy, of a tensor whose x is stored already.
-    template <int N> __device__ __forceinline__ void put_fp8(size_t i, const RawPack<floatX, N>& rounded);
+    // Stores only the 8-bit copy, and returns it (zeros if there is none).
+    template <int N> __device__ __forceinline__ RawPack<F8, N> put_fp8(size_t i, const RawPack<floatX, N>& rounded);
     // Returns v in 8 bits; multiplies v itself by the scale.
     template <int N> __device__ __forceinline__ RawPack<F8, N> quantise(float (&v)[N]);
 };
@@ -327,6 +327,7 @@ struct Operand {
     Fp8Scale* scale = nullptr;
     DType format = FLOATX;          // of fp8
     bool current_scaling = false;   // x is quantised after its kernel, when its amax is known
+    bool only_fp8 = false;          // the kernel writes fp8 and `transposed`, but not x
     bool fast_accumulation = false; // in the forward product of this input
 
     template <typename T, typename = std::enable_if_t<std::is_convertible_v<T, const floatX*>>>
@@ -519,7 +520,8 @@ private:
 //           threads of a warp, and the warps are added to the old gradient in the order 0, 1, ... The number of
 //           partials depends only on N
 // mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS neighbouring threads read one row of partials
-// used      bias_backward (qkvb, fcb) and layernorm_backward (w, b, and the biases attprojb, fcprojb)
+// used      bias_backward (qkvb, fcb), layernorm_backward (w, b, and the biases attprojb, fcprojb), and with FP8
+//           fp8_gelu_backward (fcb)
 // cost      the partials, at most MAX_PARTIALS rows of FP32, stay in the L2 cache
 
 constexpr size_t MAX_PARTIALS = 1024;
@@ -940,7 +942,8 @@ void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int O
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
 // source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
-// used      forward always; backward before Hopper, with FP8, and for shapes without cuBLASLt's GELU' epilogue
+// used      forward always; backward before Hopper, and for shapes without cuBLASLt's GELU' epilogue; with FP8,
+//           fp8_gelu_backward (gpt/fp8.cuh)
 // variants  dev/kernels/gelu.cu
 
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
@@ -962,6 +965,13 @@ __global__ void gelu_forward_kernel(Out<e4m3> out, const floatX* inp, size_t n) 
     }
 }
 
+// The derivative of GELU.
+__device__ __forceinline__ float gelu_slope(float x) {
+    const float s = gelu_sigmoid(x);
+    const float slope = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);   // du/dx
+    return s + 2.0f * x * s * (1.0f - s) * slope;
+}
+
 __global__ void gelu_backward_kernel(Out<e5m2> dinp, const floatX* dout, const floatX* inp, size_t n) {
     const Span span = my_span(n);
     Writer<e5m2> writer(dinp);
@@ -969,11 +979,7 @@ __global__ void gelu_backward_kernel(Out<e5m2> dinp, const floatX* dout, const f
         float x[PACK], d[PACK];
         load(x, inp + i);
         load(d, dout + i);
-        for (int k = 0; k < PACK; k++) {
-            const float s = gelu_sigmoid(x[k]);
-            const float slope = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x[k] * x[k]);   // du/dx
-            d[k] *= s + 2.0f * x[k] * s * (1.0f - s) * slope;
-        }
+        for (int k = 0; k < PACK; k++) d[k] *= gelu_slope(x[k]);
         writer.put(i, d);
     }
 }
@@ -1741,6 +1747,8 @@ cublasLtMatrixLayout_t matrix_layout(DType dtype, size_t rows, size_t columns, O
 }
 
 void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns);   // of section "fp8"
+void fp8_gelu_backward(const Operand& dinp, Grad db, float* partials, const floatX* dout, const floatX* inp, size_t N,
+                       size_t OC);
 
 struct Product {
     void* out;
@@ -1901,17 +1909,21 @@ void matmul_backward_input(floatX* dinp, const Operand& dout, const Operand& w, 
     matmul(input_product(dinp, dout, w, N, C, OC));
 }
 
-// dinp = dout w^T * GELU'(pre), where the matmul's input was GELU(pre): pre (N,C). With FP8, a kernel computes GELU'
-// and writes dinp in 8 bits, which cuBLASLt's epilogue cannot. Before Hopper the epilogue is slower than the kernel.
-void matmul_backward_input_gelu(const Operand& dinp, const Operand& dout, const Operand& w, const floatX* pre, size_t N,
-                                size_t C, size_t OC) {
+// dinp = dout w^T * GELU'(pre), where the matmul's input was GELU(pre): pre (N,C). db += column sums of dinp. With FP8,
+// a kernel computes GELU' and the sums, and writes dinp in 8 bits, which cuBLASLt's epilogue cannot. Before Hopper the
+// epilogue is slower than the kernel. partials (partial_blocks(N), C) fp32 scratch
+void matmul_backward_input_gelu(const Operand& dinp, Grad db, float* partials, const Operand& dout, const Operand& w,
+                                const floatX* pre, size_t N, size_t C, size_t OC) {
     Product p = input_product(dinp.x, dout, w, N, C, OC);
     p.shape.epilogue = Epilogue::GELU_BACKWARD;
     p.epilogue_data = pre;
     const bool may_fuse = !dout.fp8 && (device.is_cpu() || device.properties.major >= 9);
-    if (may_fuse && try_matmul(p)) return;
-    matmul_backward_input(dinp.x, dout, w, N, C, OC);
-    gelu_backward(dinp, dinp.x, pre, N * C);
+    if (!may_fuse || !try_matmul(p)) {
+        matmul_backward_input(dinp.x, dout, w, N, C, OC);
+        if (dinp.fp8) return fp8_gelu_backward(dinp, db, partials, dinp.x, pre, N, C);
+        gelu_backward(dinp, dinp.x, pre, N * C);
+    }
+    bias_backward(db, partials, dinp.x, N, C);
 }
 
 // dw (C,OC) += inp (N,C)^T dout (N,OC)
@@ -1921,7 +1933,7 @@ void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, si
                        {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE}});
     if (!fp8_in_any_layout()) {
         fp8_transpose(inp.transposed, inp.fp8, N, C);
-        fp8_transpose(dout.transposed, dout.fp8, N, OC);
+        if (!dout.only_fp8) fp8_transpose(dout.transposed, dout.fp8, N, OC);
     }
     matmul(fp8_product(dw.data, inp, Op::TRANSPOSED, dout, Op::AS_IS, C, OC, N, dw.dtype, Into::ADD));
 }
@@ -2573,6 +2585,7 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     weight_in_fp8(x.fcw, FP8_FCW, 4 * square);
     weight_in_fp8(x.fcprojw, FP8_FCPROJW, 8 * square);
     if (all && !current) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // matmuls read only their FP8 copies
+    x.dfc.only_fp8 = all && !current;   // its x holds the product that GELU' multiplies
     return x;
 }
 Operands operands(const Model& m, size_t l) { return operands(m, l, whole_batch(m)); }
@@ -2783,9 +2796,8 @@ void backward_block(Model& m, size_t l) {
     const size_t N = m.setup.N(), C = m.config.channels;
     recorder.at("backward", l);
     /* 8 */ matmul_backward_weight(g.fcprojw(l), x.dfcproj, x.gelu, N, 4 * C, C);
-    /* 7 */ matmul_backward_input_gelu(x.dfc, x.dfcproj, x.fcprojw, a.fc(l), N, 4 * C, C);
+    /* 7 */ matmul_backward_input_gelu(x.dfc, g.fcb(l), partials, x.dfcproj, x.fcprojw, a.fc(l), N, 4 * C, C);
     /* 6 */ matmul_backward_weight(g.fcw(l), x.dfc, x.ln2, N, C, 4 * C);
-            bias_backward(g.fcb(l), partials, a.dfc(), N, 4 * C);
             matmul_backward_input(a.dln(), x.dfc, x.fcw, N, C, 4 * C);
     /* 5 */ layernorm_backward(x.dattproj, g.ln2w(l), g.ln2b(l), g.attprojb(l), partials, a.dln(), a.res2(l), w.ln2w(l),
                                a.ln2_mean(l), a.ln2_rstd(l), N, C);

@@ -142,6 +142,51 @@ TEST("kernels: fp8: layernorm and gelu") {
     }
 }
 
+// Tests fp8_gelu_backward, in place as backward calls it: x must equal gelu_backward's, its FP8 copies and the scale
+// fp8_loop's, and db the column sums of x. With only_fp8, x is not written.
+void try_fp8_gelu_backward(Trial& trial, size_t N, size_t OC, bool only_fp8) {
+    trial.at(format("N %zu, OC %zu, only_fp8 %d", N, OC, only_fp8));
+    const Values dout = random_values<floatX>(N * OC), db = random_values<float>(OC);
+    const DeviceArray<floatX> inp(gelu_inputs(N * OC)), alone(dout);
+    gelu_backward(alone, alone, inp, N * OC);
+    const Values x = alone.values();
+    const double fits = power_of_2_below(FP8_MAX<e5m2> / amax_of(x));
+    const Outputs got = trial.run([&] {
+        const DeviceArray<floatX> dinp(dout);
+        const DeviceArray<e5m2> fp8(N * OC), transposed(N * OC);
+        const DeviceArray<Fp8Scale> scale(std::vector{counting_scale(2 * fits)});   // some values saturate
+        const DeviceArray<float> d_db(db), partials(partial_blocks(N) * OC);
+        Operand operand = dinp;
+        operand.fp8 = fp8;
+        operand.transposed = transposed;
+        operand.scale = scale;
+        operand.format = DType::E5M2;
+        operand.only_fp8 = only_fp8;
+        fp8_gelu_backward(operand, grad(d_db), partials, dinp, inp, N, OC);
+        const bool transposes = only_fp8 && !fp8_in_any_layout();
+        return Outputs{dinp.values(), fp8.values(), transposes ? transposed.values() : Values(),
+                       values_of(fetch<Fp8Scale>(scale)), d_db.values()};
+    });
+    const Outputs expected = fp8_loop<e5m2>(x, 2 * fits, 0);
+    trial.equal("x", got[0], only_fp8 ? dout : x);
+    trial.equal("x in FP8", got[1], expected[0]);
+    if (!got[2].empty()) trial.equal("x in FP8, transposed", got[2], transposed_values(expected[0], N, OC));
+    trial.equal("scale, inverse, amax, values, saturated, underflow", got[3], expected[1]);
+    Numbers sums = numbers(db);
+    for (size_t i = 0; i < N * OC; i++) sums[i % OC] += x[i];
+    trial.compare<float>("db", got[4], sums);
+}
+
+TEST("kernels: fp8: gelu backward") {
+    if (!device_has_fp8()) return;
+    Trial trial("fp8_gelu_backward");
+    for (auto [N, OC] : {std::pair<size_t, size_t>{16, 16}, {64, 64}, {80, 272}, {144, 80}})
+        for (bool only_fp8 : {false, true}) try_fp8_gelu_backward(trial, N, OC, only_fp8);
+    try_fp8_gelu_backward(trial, 37, 80, false);
+    // Some blocks have two tiles of rows.
+    try_fp8_gelu_backward(trial, MAX_PARTIALS * TRANSPOSE_TILE + 80, 16, true);
+}
+
 void test_fp8_attention(TensorCores kind, const AttentionSize& s) {
     const TensorCores saved = std::exchange(device.tensor_cores, kind);
     {
