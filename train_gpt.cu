@@ -307,8 +307,8 @@ template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
     template <int N> __device__ __forceinline__ void put(size_t i, float (&v)[N]);
     // Stores a pack that is already rounded.
     template <int N> __device__ __forceinline__ void put(size_t i, const RawPack<floatX, N>& rounded);
-    // Stores only the 8-bit copy, of a tensor whose x is stored already.
-    template <int N> __device__ __forceinline__ void put_fp8(size_t i, const RawPack<floatX, N>& rounded);
+    // Stores only the 8-bit copy, and returns it (zeros if there is none).
+    template <int N> __device__ __forceinline__ RawPack<F8, N> put_fp8(size_t i, const RawPack<floatX, N>& rounded);
     // Returns v in 8 bits; multiplies v itself by the scale.
     template <int N> __device__ __forceinline__ RawPack<F8, N> quantise(float (&v)[N]);
 };
@@ -317,10 +317,12 @@ template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
 struct Operand {
     floatX* x;                      // (rows, columns); null: not stored
     void* fp8 = nullptr;            // the matrix in 8 bits; null: matmuls read x
-    void* transposed = nullptr;     // (columns, rows) in 8 bits: of weights always, of others only with fp8-all
+    void* transposed = nullptr;     // memory for (columns, rows) in 8 bits: of weights always, of others with fp8-all
     Fp8Scale* scale = nullptr;
     DType format = FLOATX;          // of fp8
     bool current_scaling = false;   // x is quantised after its kernel, when its amax is known
+    bool only_fp8 = false;          // the kernel writes fp8 and `transposed`, but not x
+    bool fast_accumulation = false; // in the forward product of this input
 
     template <typename T, typename = std::enable_if_t<std::is_convertible_v<T, const floatX*>>>
     Operand(const T& matrix) : x(const_cast<floatX*>(static_cast<const floatX*>(matrix))) {}
@@ -513,8 +515,9 @@ private:
 //           partials depends only on N, in Hopper's attention on B and T
 // mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS neighbouring threads read one row of partials
 // used      bias_backward (fcb; qkvb except on Hopper), attention_backward on Hopper (qkvb: the kernels that write dqkv
-//           also sum it, one partial for each 64 rows), layernorm_backward (w, b, and the biases attprojb, fcprojb). The
-//           one row of sums that a matmul's epilogue computes (fcb) is added by add_partials too
+//           also sum it, one partial for each 64 rows), layernorm_backward (w, b, and the biases attprojb, fcprojb), with
+//           FP8 fp8_gelu_backward (fcb). The one row of sums that a matmul's epilogue computes (fcb) is added by
+//           add_partials too
 // cost      the partials, MAX_PARTIALS rows of FP32 for 65536 rows, stay in the L2 cache
 
 constexpr size_t MAX_PARTIALS = 1024;
@@ -686,8 +689,9 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 // shapes    inp, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
 // mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row stays in shared memory
 //           for the variance and the output. Backward: a block processes rows blockIdx.x, blockIdx.x + gridDim.x, ...;
-//           a thread owns packs of columns and keeps their sums over the block's rows in its own part of shared memory.
-//           The second pass over a row reads it from the L1 cache
+//           a thread owns packs of columns, and their sums over the block's rows. If a thread has one pack (on a GPU
+//           with C up to LAYERNORM_BLOCK * PACK), all loads of a row are issued at once, and the row and the sums stay
+//           in registers. Otherwise the sums are in shared memory, and the second pass over a row reads it again
 // cost      bandwidth: forward reads 1, writes 1 of N*C elements; backward reads 3 (dout, inp, dinp), writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 // variants  dev/kernels/layernorm.cu
@@ -727,26 +731,80 @@ __global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd
 
 constexpr int LAYERNORM_BLOCK = WARP_SIZE == 1 ? 1 : 512;   // threads of backward's block, at most
 
+// A pack as it is stored, which needs fewer registers than floats. Of words, because nvcc would keep each element of an
+// array of 16-bit elements in a register of its own.
+struct StoredPack {
+    RawPack<uint32_t, PACK * sizeof(floatX) / sizeof(uint32_t)> words = {};
+
+    __device__ __forceinline__ void load(const floatX* from) {
+        words = *reinterpret_cast<const decltype(words)*>(from);
+    }
+    __device__ __forceinline__ void unpack(float (&x)[PACK]) const {
+        RawPack<floatX, PACK> pack;
+        memcpy(&pack, &words, sizeof(pack));
+        to_floats(x, pack.v);
+    }
+};
+
+// The sums over a block's rows of a thread's columns. The first OWN of DW, DB and DBIAS are in registers, which needs a
+// thread with one pack. The others are in dynamic shared memory.
+enum { DW, DB, DBIAS };
+template <int OWN> struct ColumnSums {
+    int C;
+    float own[MAX_GRADS][PACK] = {};
+
+    __device__ __forceinline__ float* row(int which) const { return dynamic_shared() + (which - OWN) * C; }
+    __device__ __forceinline__ void clear(int i) const {
+        const float zero[PACK] = {};
+        for (int which = OWN; which < MAX_GRADS; which++) store_pieces(row(which), zero, i, C);
+    }
+    __device__ __forceinline__ void add(int which, const float (&x)[PACK], int i) {
+        if (which >= OWN) return add_pieces(row(which), x, i, C);
+        for (int k = 0; k < PACK; k++) own[which][k] += x[k];
+    }
+    __device__ __forceinline__ void get(float (&x)[PACK], int which, int i) const {
+        if (which >= OWN) return load_pieces(x, row(which), i, C);
+        for (int k = 0; k < PACK; k++) x[k] = own[which][k];
+    }
+};
+
+// OWN: the number of column sums in registers.
+//     3   a thread has one pack, which stays in registers for the second pass
+//     1   the same with FP8, whose amax and counts need the other registers
+//     0   a thread has several packs
+template <int OWN>
 __global__ void __launch_bounds__(LAYERNORM_BLOCK, 2)
 layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, const floatX* inp, const floatX* w,
-                          const float* mean, const float* rstd, size_t N, int C) {
+                          const float* mean, const float* rstd, size_t N, int C, float inverse_C) {
+    constexpr bool ONE_PACK = OWN > 0;
     __shared__ float2 warp_sums[2][LAYERNORM_BLOCK / WARP_SIZE];
-    const int first = threadIdx.x * PACK, stride = blockDim.x * PACK, warps = blockDim.x / WARP_SIZE;
-    float *dw = dynamic_shared(), *db = dw + C, *dbias = db + C;
+    const int first = threadIdx.x * PACK, warps = blockDim.x / WARP_SIZE;
+    // With ONE_PACK the compiler sees that the loops over packs have one iteration.
+    const int end = ONE_PACK ? first + 1 : C, stride = ONE_PACK ? 1 : blockDim.x * PACK;
+    const bool out_of_range = ONE_PACK && first >= C;
+    StoredPack dout_pack, inp_pack, dinp_pack, w_pack;   // out-of-range threads add these zeros
+    ColumnSums<OWN> sums{C};
     float g[PACK], x[PACK], y[PACK], d[PACK];
-    const float zero[PACK] = {};
-    for (int i = first; i < C; i += stride)
-        for (float* sums : {dw, db, dbias}) store_pieces(sums, zero, i, C);
+    for (int i = first; i < end && !out_of_range; i += stride) sums.clear(i);
     {
-        Writer<e5m2> writer(dinp);   // its scope ends early, to free its registers before the sums are stored
+        // Its scope ends early, to free its registers before the sums are stored.
+        Writer<e5m2> writer(OWN == MAX_GRADS ? Out<e5m2>{dinp.x} : dinp);
         int parity = 0;
         for (size_t n = blockIdx.x; n < N; n += gridDim.x, parity ^= 1) {
+            auto load_row = [&](int i) {
+                if (out_of_range) return;
+                dout_pack.load(dout + n * C + i);
+                inp_pack.load(inp + n * C + i);
+                w_pack.load(w + i);
+                dinp_pack.load(dinp.x + n * C + i);
+            };
             const float m = mean[n], r = rstd[n];
             float sum_g[PACK] = {}, sum_gx[PACK] = {};
-            for (int i = first; i < C; i += stride) {
-                load(d, dout + n * C + i);
-                load(x, inp + n * C + i);
-                load(g, w + i);
+            for (int i = first; i < end; i += stride) {
+                load_row(i);
+                dout_pack.unpack(d);
+                inp_pack.unpack(x);
+                w_pack.unpack(g);
                 for (int k = 0; k < PACK; k++) {
                     x[k] = (x[k] - m) * r;
                     g[k] *= d[k];
@@ -754,34 +812,37 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
                     sum_gx[k] += g[k] * x[k];
                 }
                 for (int k = 0; k < PACK; k++) x[k] *= d[k];
-                add_pieces(dw, x, i, C);
-                add_pieces(db, d, i, C);
+                sums.add(DW, x, i);
+                sums.add(DB, d, i);
             }
             const float2 own_sums = {warp_sum(sum_g), warp_sum(sum_gx)};
             if (threadIdx.x % WARP_SIZE == 0) warp_sums[parity][threadIdx.x / WARP_SIZE] = own_sums;
             __syncthreads();   // one per row is enough: the next row writes the other half of warp_sums
+            if (ONE_PACK && !out_of_range) w_pack.load(w + first);   // from the L1 cache: there is no register for it
             float avg_g = 0, avg_gx = 0;
             for (int other = 0; other < warps; other++) {
                 avg_g += warp_sums[parity][other].x;
                 avg_gx += warp_sums[parity][other].y;
             }
-            avg_g /= C;
-            avg_gx /= C;
-            for (int i = first; i < C; i += stride) {
-                load(d, dout + n * C + i);
-                load(x, inp + n * C + i);
-                load(g, w + i);
-                load(y, dinp.x + n * C + i);
+            avg_g *= inverse_C;
+            avg_gx *= inverse_C;
+            for (int i = first; i < end; i += stride) {
+                if (!ONE_PACK) load_row(i);
+                dout_pack.unpack(d);
+                inp_pack.unpack(x);
+                w_pack.unpack(g);
+                dinp_pack.unpack(y);
                 for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
+                if (out_of_range) break;
                 writer.put(n * C + i, y);
-                add_pieces(dbias, y, i, C);
+                sums.add(DBIAS, y, i);
             }
         }
     }
-    for (int i = first; i < C; i += stride)
-        for (int sums = 0; sums < MAX_GRADS; sums++) {
-            load_pieces(y, dw + sums * C, i, C);
-            store(partials + (static_cast<size_t>(sums) * gridDim.x + blockIdx.x) * C + i, y);
+    for (int i = first; i < end && !out_of_range; i += stride)
+        for (int which = 0; which < MAX_GRADS; which++) {
+            sums.get(y, which, i);
+            store(partials + (static_cast<size_t>(which) * gridDim.x + blockIdx.x) * C + i, y);
         }
 }
 
@@ -801,10 +862,15 @@ void layernorm_forward(const Operand& out, float* mean, float* rstd, const float
 // dbias.data it does not compute dbias. partials (3, partial_blocks(N), C) fp32 scratch
 void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float* partials, const floatX* dout,
                         const floatX* inp, const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
-    const size_t blocks = partial_blocks(N), warps = ceil_div(C, LANE_STRIDE);
-    launch("layernorm_backward", layernorm_backward_kernel, blocks,
-           std::min(warps * WARP_SIZE, size_t{LAYERNORM_BLOCK}), layernorm_shared(C),
-           updated(dinp.to<e5m2>()), partials, dout, inp, w, mean, rstd, N, C);
+    const size_t blocks = partial_blocks(N), threads = ceil_div(C, LANE_STRIDE) * WARP_SIZE;
+    auto run = [&](auto kernel, int own) {
+        launch("layernorm_backward", kernel, blocks, std::min(threads, size_t{LAYERNORM_BLOCK}),
+               layernorm_shared(C) / MAX_GRADS * (MAX_GRADS - own), updated(dinp.to<e5m2>()), partials, dout, inp, w,
+               mean, rstd, N, C, 1.0f / C);
+    };
+    if (WARP_SIZE == 1 || threads > LAYERNORM_BLOCK) run(layernorm_backward_kernel<0>, 0);
+    else if (dinp.scale) run(layernorm_backward_kernel<1>, 1);
+    else run(layernorm_backward_kernel<3>, 3);
     dinp.finish(N * C);
     if (dbias.data) add_partials({dw, db, dbias}, partials, blocks, C);
     else add_partials({dw, db}, partials, blocks, C);
@@ -814,27 +880,40 @@ void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float
 // forward   out[n] += b, an epilogue of the matmul
 // backward  db += sum of dout[n] over rows
 // shapes    dout (N,OC) floatX | db (OC) in the type of --grad-dtype
-// mapping   a block of one warp owns BIAS_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns
+// mapping   a block of one warp owns BIAS_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns,
+//           and loads BIAS_ROWS rows of them at once: with 32 blocks, 64 KiB are in flight on a multiprocessor (BF16)
 // cost      bandwidth: reads N*OC once
 
 constexpr int BIAS_COLUMNS = 256;
 constexpr int BIAS_PACKS = BIAS_COLUMNS / FP32_STRIDE;   // of a lane
+constexpr int BIAS_ROWS = WARP_SIZE == 1 ? 1 : 4;        // loaded before the first of them is added
 
-__global__ void bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
-    const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
-    float sum[BIAS_PACKS][PACK_FP32] = {}, x[PACK_FP32];
-    // On a GPU out-of-range lanes load the last columns again: without an `if`, the loads of several rows are in
-    // flight at once.
-#pragma unroll 4
-    for (size_t n = blockIdx.y; n < N; n += gridDim.y)
+// Adds ROWS rows of a lane's columns, `stride` rows apart. On a GPU out-of-range lanes load the last columns again:
+// without an `if`, all loads are in flight at once.
+template <int ROWS>
+__device__ __forceinline__ void add_rows(float (&sum)[BIAS_PACKS][PACK_FP32], const floatX* row, size_t stride,
+                                         int column, int OC) {
+    float x[ROWS][BIAS_PACKS][PACK_FP32] = {};
+    for (int r = 0; r < ROWS; r++)
         for (int p = 0; p < BIAS_PACKS; p++)
-            if (WARP_SIZE > 1 || column + p * FP32_STRIDE < OC) {
-                load(x, dout + n * OC + min(column + p * FP32_STRIDE, OC - PACK_FP32));
-                for (int k = 0; k < PACK_FP32; k++) sum[p][k] += x[k];
-            }
+            if (WARP_SIZE > 1 || column + p * FP32_STRIDE < OC)
+                load(x[r][p], row + r * stride * OC + min(column + p * FP32_STRIDE, OC - PACK_FP32));
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < BIAS_PACKS; p++)
+            for (int k = 0; k < PACK_FP32; k++) sum[p][k] += x[r][p][k];
+}
+
+__global__ void __launch_bounds__(WARP_SIZE) bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
+    const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
+    const size_t stride = gridDim.y;
+    float sum[BIAS_PACKS][PACK_FP32] = {};
+    size_t n = blockIdx.y;
+    for (; n + (BIAS_ROWS - 1) * stride < N; n += BIAS_ROWS * stride)
+        add_rows<BIAS_ROWS>(sum, dout + n * OC, stride, column, OC);
+    for (; n < N; n += stride) add_rows<1>(sum, dout + n * OC, stride, column, OC);
     for (int p = 0; p < BIAS_PACKS; p++)
         if (column + p * FP32_STRIDE < OC)
-            store(partials + static_cast<size_t>(blockIdx.y) * OC + column + p * FP32_STRIDE, sum[p]);
+            store(partials + blockIdx.y * static_cast<size_t>(OC) + column + p * FP32_STRIDE, sum[p]);
 }
 
 // partials (partial_blocks(N), OC) fp32 scratch
@@ -853,7 +932,8 @@ void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int O
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
 // source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
-// used      where no matmul's epilogue computes them (section "matmul")
+// used      where no matmul's epilogue computes them (section "matmul"); with FP8, fp8_gelu_backward (gpt/fp8.cuh)
+//           computes the backward
 // variants  dev/kernels/gelu.cu
 
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
@@ -875,6 +955,13 @@ __global__ void gelu_forward_kernel(Out<e4m3> out, const floatX* inp, size_t n) 
     }
 }
 
+// The derivative of GELU.
+__device__ __forceinline__ float gelu_slope(float x) {
+    const float s = gelu_sigmoid(x);
+    const float slope = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);   // du/dx
+    return s + 2.0f * x * s * (1.0f - s) * slope;
+}
+
 __global__ void gelu_backward_kernel(Out<e5m2> dinp, const floatX* dout, const floatX* inp, size_t n) {
     const Span span = my_span(n);
     Writer<e5m2> writer(dinp);
@@ -882,11 +969,7 @@ __global__ void gelu_backward_kernel(Out<e5m2> dinp, const floatX* dout, const f
         float x[PACK], d[PACK];
         load(x, inp + i);
         load(d, dout + i);
-        for (int k = 0; k < PACK; k++) {
-            const float s = gelu_sigmoid(x[k]);
-            const float slope = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x[k] * x[k]);   // du/dx
-            d[k] *= s + 2.0f * x[k] * s * (1.0f - s) * slope;
-        }
+        for (int k = 0; k < PACK; k++) d[k] *= gelu_slope(x[k]);
         writer.put(i, d);
     }
 }
@@ -1597,7 +1680,7 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows (section "bias")
 // shapes    inp (N,C), w (C,OC), out, add (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
-//           operands gives out^T = B^T A^T. FP8 operands are contiguous along K
+//           operands gives out^T = B^T A^T. FP8: see fp8_in_any_layout()
 // epilogues bias, always; GELU' on Hopper and later and on a CPU. On Hopper and later also bias and GELU, and GELU' with
 //           the gradient of the bias, where --matmul-tuning has found that faster than separate kernels. GELU only with
 //           --recompute none: the other modes compute it again from the stored pre-activation and must get the same
@@ -1631,16 +1714,19 @@ struct MatmulShape {
     Into into;
     Epilogue epilogue;
     DType a_type = FLOATX, b_type = FLOATX;
+    bool fast_accumulation = false;   // of FP8 operands
 
-    auto key() const { return std::make_tuple(M, N, K, a, b, out, into, epilogue, a_type, b_type); }
+    auto key() const {
+        return std::make_tuple(M, N, K, a, b, out, into, epilogue, a_type, b_type, fast_accumulation);
+    }
     bool operator<(const MatmulShape& other) const { return key() < other.key(); }
     std::string name() const {
         constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'", " + bias, gelu", " * gelu', bias gradient"};
         const std::string both = format("%s x %s", name_of(a_type), name_of(b_type));
         const std::string types = a_type == b_type ? name_of(a_type) : both;
-        return format("%s %zu x %zu x %zu %c%c %s %s%s", types.c_str(), M, N, K, a == Op::AS_IS ? 'N' : 'T',
-                      b == Op::AS_IS ? 'N' : 'T', into == Into::ADD ? "added to" : "into", name_of(out),
-                      EPILOGUES[static_cast<int>(epilogue)]);
+        return format("%s%s %zu x %zu x %zu %c%c %s %s%s", types.c_str(), fast_accumulation ? " fast" : "",
+                      M, N, K, a == Op::AS_IS ? 'N' : 'T', b == Op::AS_IS ? 'N' : 'T',
+                      into == Into::ADD ? "added to" : "into", name_of(out), EPILOGUES[static_cast<int>(epilogue)]);
     }
 };
 
@@ -1665,6 +1751,8 @@ cublasLtMatrixLayout_t matrix_layout(DType dtype, size_t rows, size_t columns, O
 }
 
 void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns);   // of section "fp8"
+void fp8_gelu_backward(const Operand& dinp, Grad db, float* partials, const floatX* dout, const floatX* inp, size_t N,
+                       size_t OC);
 
 struct Product {
     void* out;
@@ -1739,6 +1827,7 @@ MatmulPlan make_matmul_plan(const Product& p) {
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(s.N));
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, cuda_type(FLOATX));
     }
+    if (s.fast_accumulation) set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
     set_pointers(plan, p);
     plan.a = matrix_layout(s.b_type, s.K, s.N, s.b);
     plan.b = matrix_layout(s.a_type, s.M, s.K, s.a);
@@ -1777,8 +1866,23 @@ bool try_matmul(const Product& p) {
     return true;
 }
 
+// Returns the first cuBLASLt with FP8 kernels for this GPU, as cublasLtGetVersion() numbers them: that of CUDA 12.1
+// Update 1 for Ada, of CUDA 11.8 for Hopper and of CUDA 12.8 for Blackwell.
+size_t first_cublaslt_with_fp8() {
+    const int major = device.properties.major;
+    return major >= 10 ? 120800 : major == 9 ? 111103 : 120103;
+}
+
+std::string cublaslt_text(size_t version) {
+    return format("cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+}
+
 void matmul(const Product& p) {
-    if (!try_matmul(p)) throw Failure("cuBLASLt has no kernel for a matmul of %s", p.shape.name().c_str());
+    if (try_matmul(p)) return;
+    const bool fp8 = p.shape.a_type != FLOATX;
+    throw Failure("%s has no kernel for a matmul of %s%s", cublaslt_text(cublasLtGetVersion()).c_str(),
+                  p.shape.name().c_str(),
+                  fp8 ? format("; FP8 needs %s", cublaslt_text(first_cublaslt_with_fp8()).c_str()).c_str() : "");
 }
 
 // Runs p if matmul tuning has chosen its epilogue; otherwise runs alternative(), which computes the same in more
@@ -1790,18 +1894,30 @@ template <typename F> bool try_fused(const Product& p, F alternative) {
     return false;
 }
 
-// The product of FP8 operands a8 (M,K) and b8 (N,K), out = a8 b8^T: cuBLASLt needs both contiguous along K.
-Product fp8_product(void* out, const Operand& a, const void* a8, const Operand& b, const void* b8, size_t M, size_t N,
-                    size_t K, DType type = FLOATX, Into into = Into::ASSIGN) {
-    return {out, a8, b8, {M, N, K, Op::AS_IS, Op::TRANSPOSED, type, into, Epilogue::NONE, a.format, b.format},
-            &a.scale->inverse, &b.scale->inverse};
+// Whether cuBLASLt multiplies FP8 matrices of any layout: on compute capability 10. On Ada, Hopper and 12.x both
+// operands must be contiguous along K, as a (M,K) and b (N,K).
+bool fp8_in_any_layout() { return device.properties.major == 10; }
+
+// The product of FP8 operands out (M,N) = A B, which reads their transposed copies where the layout requires it.
+Product fp8_product(void* out, const Operand& a, Op a_op, const Operand& b, Op b_op, size_t M, size_t N, size_t K,
+                    DType type = FLOATX, Into into = Into::ASSIGN) {
+    const void *a8 = a.fp8, *b8 = b.fp8;
+    if (!fp8_in_any_layout()) {
+        if (a_op == Op::TRANSPOSED) a8 = a.transposed;
+        if (b_op == Op::AS_IS) b8 = b.transposed;
+        a_op = Op::AS_IS;
+        b_op = Op::TRANSPOSED;
+    }
+    return {out, a8, b8, {M, N, K, a_op, b_op, type, into, Epilogue::NONE, a.format, b.format}, &a.scale->inverse,
+            &b.scale->inverse};
 }
 
 // out (N,OC) = inp (N,C) w (C,OC) + b (OC) + add (N,OC), rounded once. add may be null, and must not be out.
 void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const floatX* b, const floatX* add, size_t N,
                     size_t C, size_t OC) {
     Product p = {out, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}};
-    if (inp.fp8) p = fp8_product(out, inp, inp.fp8, w, w.transposed, N, OC, C);
+    if (inp.fp8) p = fp8_product(out, inp, Op::AS_IS, w, Op::AS_IS, N, OC, C);
+    p.shape.fast_accumulation = inp.fast_accumulation;
     p.shape.epilogue = Epilogue::BIAS;
     p.bias = b;
     p.shape.into = add ? Into::ADD : Into::ASSIGN;
@@ -1831,7 +1947,7 @@ void matmul_forward_gelu(const Operand& out, floatX* pre_activation, const Opera
 
 // dinp (N,C) = dout (N,OC) w (C,OC)^T
 Product input_product(floatX* dinp, const Operand& dout, const Operand& w, size_t N, size_t C, size_t OC) {
-    if (dout.fp8) return fp8_product(dinp, dout, dout.fp8, w, w.fp8, N, C, OC);
+    if (dout.fp8) return fp8_product(dinp, dout, Op::AS_IS, w, Op::TRANSPOSED, N, C, OC);
     return {dinp, dout.x, w.x, {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE}};
 }
 
@@ -1851,6 +1967,7 @@ void matmul_backward_input_gelu(const Operand& dinp, Grad db, float* partials, c
         const bool may_fuse = may_fuse_gelu(dout) || (device.is_cpu() && !dout.fp8);
         if (!may_fuse || !try_matmul(p)) {
             matmul_backward_input(dinp.x, dout, w, N, C, OC);
+            if (dinp.fp8) return fp8_gelu_backward(dinp, db, partials, dinp.x, pre, N, C);
             gelu_backward(dinp, dinp.x, pre, N * C);
         }
         bias_backward(db, partials, dinp.x, N, C);
@@ -1867,9 +1984,11 @@ void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, si
     if (!inp.transposed)
         return matmul({dw.data, inp.x, dout.x,
                        {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE}});
-    fp8_transpose(inp.transposed, inp.fp8, N, C);
-    fp8_transpose(dout.transposed, dout.fp8, N, OC);
-    matmul(fp8_product(dw.data, inp, inp.transposed, dout, dout.transposed, C, OC, N, dw.dtype, Into::ADD));
+    if (!fp8_in_any_layout()) {
+        fp8_transpose(inp.transposed, inp.fp8, N, C);
+        if (!dout.only_fp8) fp8_transpose(dout.transposed, dout.fp8, N, OC);
+    }
+    matmul(fp8_product(dw.data, inp, Op::TRANSPOSED, dout, Op::AS_IS, C, OC, N, dw.dtype, Into::ADD));
 }
 
 // ==== model: sizes ===========================================================
@@ -1913,6 +2032,7 @@ struct Setup {
     bool on_gpu = !device.is_cpu();
     MatmulIn matmul = MatmulIn::FLOATX;
     Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
+    Fp8Accumulation fp8_accumulation = Fp8Accumulation::FP32;
     MasterWeights master_weights = MasterWeights::FP32;
 
     int gpus = 1, zero = 0;     // see section "many GPUs"
@@ -2498,6 +2618,8 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     };
     char* const inp_t = all ? a.transposed() : nullptr;
     char* const dout_t = all ? a.transposed() + m.setup.N() * 4 * m.config.channels : nullptr;
+    for (Operand* inp : {&x.ln1, &x.att, &x.ln2, &x.gelu})
+        inp->fast_accumulation = m.setup.fp8_accumulation == Fp8Accumulation::FAST;
     in_fp8(x.ln1, FP8_LN1, a.ln1_8(l), inp_t);
     in_fp8(x.att, FP8_ATT, a.att_8(l), inp_t);
     in_fp8(x.ln2, FP8_LN2, a.ln2_8(l), inp_t);
@@ -2517,13 +2639,14 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     weight_in_fp8(x.fcw, FP8_FCW, 4 * square);
     weight_in_fp8(x.fcprojw, FP8_FCPROJW, 8 * square);
     if (all && !current) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // matmuls read only their FP8 copies
+    x.dfc.only_fp8 = all && !current;   // its x holds the product that GELU' multiplies
     return x;
 }
 Operands operands(const Model& m, size_t l) { return operands(m, l, whole_batch(m)); }
 
 // ==== fp8 ====================================================================
 // With --matmul fp8 the matmuls of a block read 8-bit operands, which Hopper multiplies twice as fast as 16-bit ones:
-//           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   sums in FP32
+//           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   sums in FP32: --fp8-accumulation
 // fp8 does so in forward and for gradients of inputs, fp8-all also for gradients of weights. Activations and weights
 // are E4M3, gradients E5M2. Master weights, weight gradients, attention, LayerNorm and the head stay in their formats.
 // A scale is a power of two that maps the tensor's amax, its largest |x|, close to the format's largest number:

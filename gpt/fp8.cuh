@@ -2,7 +2,7 @@
 // checkpoints. Included by train_gpt.cu, whose section "fp8" introduces it.
 //
 // Map: conversions · Writer (records amaxes, writes FP8) · scales · separate quantising kernels · transposed copies ·
-// weights · amax history · log and checkpoints · FP16 underflow
+// GELU's backward · weights · amax history · log and checkpoints · FP16 underflow
 //
 // quantise  q = fp8(x * scale), with x already rounded to floatX; to nearest, ties to even; overflow saturates at the
 //           format's maximum. Scales are powers of 2, so scaling is exact: q / scale is x to the format's precision
@@ -82,14 +82,18 @@ __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, const RawPack<f
 
 template <typename F8, Reach REACH>
 template <int N>
-__device__ __forceinline__ void Writer<F8, REACH>::put_fp8(size_t i, const RawPack<floatX, N>& rounded) {
+__device__ __forceinline__ RawPack<F8, N> Writer<F8, REACH>::put_fp8(size_t i, const RawPack<floatX, N>& rounded) {
+    RawPack<F8, N> pack = {};
     if constexpr (WRITES_FP8) {
-        if (!to.scale) return;
+        if (!to.scale) return pack;
         float v[N];
         to_floats(v, rounded.v);
         for (int k = 0; k < N; k++) amax = fmaxf(amax, fabsf(v[k]));
-        if (to.x8) *reinterpret_cast<RawPack<F8, N>*>(to.x8 + i) = quantise(v);
+        if (!to.x8) return pack;
+        pack = quantise(v);
+        *reinterpret_cast<RawPack<F8, N>*>(to.x8 + i) = pack;
     }
+    return pack;
 }
 
 template <typename F8, Reach REACH>
@@ -136,7 +140,8 @@ __device__ __forceinline__ void set_scale(Fp8Scale& s, float scale) {
 
 // Operations on all scales:
 //   RESET_AMAX                      clears this step's amax
-//   PUSH_HISTORY                    moves this step's amax into the history, then sets the scale from the history
+//   PUSH_HISTORY                    moves this step's amax into the history, then sets the scale from the history. A
+//                                   step whose amax is not finite changes neither
 //   RESCALE                         sets the scale from the history, which has been read from a checkpoint
 //   START_COUNTING, STOP_COUNTING   starts, stops the counts of values, saturation and underflow, for the log
 //   READ_AMAX, WRITE_AMAX           copies this step's amaxes to or from an array, for the all-reduce
@@ -151,7 +156,8 @@ template <Fp8Step STEP> __global__ void fp8_scales_kernel(Fp8Scale* scales, floa
     if (STEP == Fp8Step::WRITE_AMAX) s.amax = __float_as_uint(amaxes[n]);
     if (STEP == Fp8Step::START_COUNTING || STEP == Fp8Step::STOP_COUNTING) s.counting = STEP == Fp8Step::START_COUNTING;
     if (STEP == Fp8Step::START_COUNTING) s.values = s.saturated = s.underflow = 0;
-    if (STEP == Fp8Step::PUSH_HISTORY) {
+    const bool finite = __uint_as_float(s.amax) <= FLT_MAX;
+    if (STEP == Fp8Step::PUSH_HISTORY && finite) {
         for (int i = FP8_HISTORY - 1; i > 0; i--) s.history[i] = s.history[i - 1];
         s.history[0] = __uint_as_float(s.amax);
     }
@@ -223,46 +229,138 @@ void Operand::quantise(size_t n) const {
 }
 
 // ---- transposed copies
-// cuBLASLt's FP8 matmuls need both operands contiguous along the dimension that is summed over. Forward and the input
-// gradient sum over different dimensions of a weight, so both layouts of it are needed. The weight gradient sums over
-// the rows of the batch, so both its operands are transposed.
+// cuBLASLt's FP8 matmuls need both operands contiguous along the dimension that is summed over, except on compute
+// capability 10, which leaves the memory of transposed copies unused. Forward and the input gradient sum over different
+// dimensions of a weight, so both layouts of it are needed. The weight gradient sums over the rows of the batch, so
+// both its operands are transposed.
 
-constexpr int TRANSPOSE_TILE = 64;                       // a block transposes a tile of 64 x 64
+constexpr int TRANSPOSE_TILE = 64;                       // a block transposes tiles of 64 x 64
 constexpr int TRANSPOSE_BLOCK = WARP_SIZE == 1 ? 1 : 256;
-constexpr int TRANSPOSE_PITCH = TRANSPOSE_TILE + 4;      // bytes of a row in shared memory: avoids bank conflicts
-constexpr int TRANSPOSE_PACK = 16;                       // bytes per store
-constexpr int WORD = sizeof(uint32_t);
+constexpr int TRANSPOSE_PACK = 16;                       // bytes per access to memory
+
+// A tile in shared memory.
+struct TransposeTile {
+    uint8_t bytes[TRANSPOSE_TILE * TRANSPOSE_TILE];
+
+    // Rows that are 16 apart have their columns in another order, in chunks of 16: then both rows that a warp reads at
+    // once in store() are in different banks.
+    __device__ __forceinline__ uint8_t* at(int row, int column) {
+        return bytes + row * TRANSPOSE_TILE + (column ^ (row / TRANSPOSE_PACK * TRANSPOSE_PACK));
+    }
+    // Writes the transposed tile, whose first element is `row0`, `column0` of the matrix (rows, columns), to out
+    // (columns, rows).
+    __device__ __forceinline__ void store(uint8_t* out, size_t row0, size_t column0, size_t rows, size_t columns) {
+        for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / TRANSPOSE_PACK); e += blockDim.x) {
+            // Two neighbouring threads fill a sector of 32 bytes.
+            const int column = e / 2 % TRANSPOSE_TILE, row = (e / (2 * TRANSPOSE_TILE) * 2 + e % 2) * TRANSPOSE_PACK;
+            if (column0 + column >= columns || row0 + row >= rows) continue;
+            const uint8_t* from = at(row, column);   // the rows of a pack have their columns in the same order
+            RawPack<uint8_t, TRANSPOSE_PACK> pack;
+            for (int k = 0; k < TRANSPOSE_PACK; k++) pack.v[k] = from[k * TRANSPOSE_TILE];
+            *reinterpret_cast<RawPack<uint8_t, TRANSPOSE_PACK>*>(out + (column0 + column) * rows + row0 + row) = pack;
+        }
+    }
+};
 
 // out (columns, rows) = inp (rows, columns) transposed; rows and columns are multiples of TRANSPOSE_PACK
 __global__ void __launch_bounds__(TRANSPOSE_BLOCK)
 fp8_transpose_kernel(uint8_t* out, const uint8_t* inp, size_t rows, size_t columns) {
-    __shared__ __align__(16) uint8_t tile[TRANSPOSE_TILE][TRANSPOSE_PITCH];
+    __shared__ __align__(16) TransposeTile tile;
+    typedef RawPack<uint8_t, TRANSPOSE_PACK> Pack;
+    constexpr int ROW_PACKS = TRANSPOSE_TILE / TRANSPOSE_PACK;
     const size_t row0 = static_cast<size_t>(blockIdx.y) * TRANSPOSE_TILE;
     const size_t column0 = static_cast<size_t>(blockIdx.x) * TRANSPOSE_TILE;
-    const int tile_rows = static_cast<int>(min(size_t{TRANSPOSE_TILE}, rows - row0));   // rows inside the matrix
-    const int tile_columns = static_cast<int>(min(size_t{TRANSPOSE_TILE}, columns - column0));
-    for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / WORD); e += blockDim.x) {
-        const int row = e / (TRANSPOSE_TILE / WORD), column = e % (TRANSPOSE_TILE / WORD) * WORD;
-        if (row >= tile_rows || column >= tile_columns) continue;
-        *reinterpret_cast<uint32_t*>(&tile[row][column]) =
-            *reinterpret_cast<const uint32_t*>(inp + (row0 + row) * columns + column0 + column);
+    for (int e = threadIdx.x; e < TRANSPOSE_TILE * ROW_PACKS; e += blockDim.x) {
+        const int row = e / ROW_PACKS, column = e % ROW_PACKS * TRANSPOSE_PACK;
+        if (row0 + row >= rows || column0 + column >= columns) continue;
+        *reinterpret_cast<Pack*>(tile.at(row, column)) =
+            *reinterpret_cast<const Pack*>(inp + (row0 + row) * columns + column0 + column);
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < TRANSPOSE_TILE * (TRANSPOSE_TILE / TRANSPOSE_PACK); e += blockDim.x) {
-        // Two neighbouring threads fill a sector of 32 bytes.
-        const int column = e / 2 % TRANSPOSE_TILE, first = (e / (2 * TRANSPOSE_TILE) * 2 + e % 2) * TRANSPOSE_PACK;
-        if (column >= tile_columns || first >= tile_rows) continue;
-        RawPack<uint8_t, TRANSPOSE_PACK> pack;
-        for (int k = 0; k < TRANSPOSE_PACK; k++) pack.v[k] = tile[first + k][column];
-        uint8_t* to = out + (column0 + column) * rows + row0 + first;
-        *reinterpret_cast<RawPack<uint8_t, TRANSPOSE_PACK>*>(to) = pack;
-    }
+    tile.store(out, row0, column0, rows, columns);
 }
 
 void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns) {
     launch("fp8_transpose", fp8_transpose_kernel,
            dim3(ceil_div(columns, TRANSPOSE_TILE), ceil_div(rows, TRANSPOSE_TILE)), TRANSPOSE_BLOCK, 0,
            static_cast<uint8_t*>(out), static_cast<const uint8_t*>(inp), rows, columns);
+}
+
+// ---- GELU's backward
+// dinp = dout * GELU'(inp), with dinp's FP8 copy and the partial column sums of dinp for the gradient of a bias. ONLY_FP8
+// (fp8-all): dinp is not written in floatX, which nothing reads, but in 8 bits and transposed. That saves writing 2
+// bytes and reading 3 of each element: the bias's gradient and fp8_transpose would read dinp and its FP8 copy.
+//
+// shapes    dinp, dout, inp (N,OC) floatX, dinp.transposed (OC,N) | partials (gridDim.y, OC) fp32
+// mapping   a block owns 64 columns and every gridDim.y-th tile of 64 rows; a thread owns a pack of the columns, and
+//           every GELU_ROWS-th row of a tile
+// cost      bandwidth: reads 2 of N*OC; writes 1 and, per element, 1 byte; ONLY_FP8: 2 bytes
+
+constexpr int GELU_ROW_PACKS = TRANSPOSE_TILE / PACK;                                        // of a tile's row
+constexpr int GELU_ROWS = WARP_SIZE == 1 ? 1 : TRANSPOSE_BLOCK / GELU_ROW_PACKS;             // processed at once
+constexpr int GELU_PACKS = WARP_SIZE == 1 ? GELU_ROW_PACKS : 1;                              // of a thread, in a row
+
+// dinp may be dout
+template <bool ONLY_FP8> __global__ void __launch_bounds__(TRANSPOSE_BLOCK)
+fp8_gelu_backward_kernel(Out<e5m2> dinp, uint8_t* transposed, float* partials, const floatX* dout, const floatX* inp,
+                         size_t N, size_t OC) {
+    __shared__ __align__(16) TransposeTile tile;
+    __shared__ __align__(16) float sums[GELU_ROWS][TRANSPOSE_TILE];
+    const int thread_row = threadIdx.x / GELU_ROW_PACKS, thread_column = threadIdx.x % GELU_ROW_PACKS * PACK;
+    const size_t column0 = static_cast<size_t>(blockIdx.x) * TRANSPOSE_TILE, stride = gridDim.y * TRANSPOSE_TILE;
+    float sum[GELU_PACKS][PACK] = {};
+    {
+        Writer<e5m2> writer(dinp);
+        for (size_t row0 = blockIdx.y * size_t{TRANSPOSE_TILE}; row0 < N; row0 += stride) {
+            for (int row = thread_row; row < TRANSPOSE_TILE && row0 + row < N; row += GELU_ROWS)
+                for (int p = 0; p < GELU_PACKS; p++) {
+                    const int column = thread_column + p * PACK;
+                    if (column0 + column >= OC) continue;
+                    const size_t i = (row0 + row) * OC + column0 + column;
+                    float x[PACK], d[PACK];
+                    load(x, inp + i);
+                    load(d, dout + i);
+                    for (int k = 0; k < PACK; k++) d[k] *= gelu_slope(x[k]);
+                    RawPack<floatX, PACK> rounded;
+                    from_floats(rounded.v, d);
+                    to_floats(d, rounded.v);
+                    for (int k = 0; k < PACK; k++) sum[p][k] += d[k];
+                    if (!ONLY_FP8) *reinterpret_cast<RawPack<floatX, PACK>*>(dinp.x + i) = rounded;
+                    const RawPack<e5m2, PACK> pack = writer.put_fp8(i, rounded);
+                    if (ONLY_FP8) *reinterpret_cast<RawPack<e5m2, PACK>*>(tile.at(row, column)) = pack;
+                }
+            if (!ONLY_FP8 || !transposed) continue;
+            __syncthreads();
+            tile.store(transposed, row0, column0, N, OC);
+            __syncthreads();   // the next tile overwrites this one
+        }
+    }
+    for (int p = 0; p < GELU_PACKS; p++)
+        store_pieces(sums[thread_row], sum[p], thread_column + p * PACK, TRANSPOSE_TILE);
+    __syncthreads();
+    constexpr int PIECES = PACK / PACK_FP32, PIECE_COLUMNS = TRANSPOSE_TILE / PIECES;   // see piece_of()
+    for (int at = threadIdx.x * PACK_FP32; at < TRANSPOSE_TILE; at += blockDim.x * PACK_FP32) {
+        const size_t column = column0 + at % PIECE_COLUMNS * PIECES + at / PIECE_COLUMNS * PACK_FP32;
+        if (column >= OC) continue;
+        float total[PACK_FP32] = {}, x[PACK_FP32];
+        for (int row = 0; row < GELU_ROWS; row++) {
+            load(x, &sums[row][at]);
+            for (int k = 0; k < PACK_FP32; k++) total[k] += x[k];
+        }
+        store(partials + blockIdx.y * OC + column, total);
+    }
+}
+
+// partials (partial_blocks(N), OC) fp32 scratch
+void fp8_gelu_backward(const Operand& dinp, Grad db, float* partials, const floatX* dout, const floatX* inp, size_t N,
+                       size_t OC) {
+    const size_t blocks = std::min(MAX_PARTIALS, ceil_div(N, TRANSPOSE_TILE));
+    auto* const transposed = fp8_in_any_layout() ? nullptr : static_cast<uint8_t*>(dinp.transposed);
+    launch("fp8_gelu_backward", dinp.only_fp8 ? fp8_gelu_backward_kernel<true> : fp8_gelu_backward_kernel<false>,
+           dim3(ceil_div(OC, TRANSPOSE_TILE), blocks), TRANSPOSE_BLOCK, 0, updated(dinp.to<e5m2>()), transposed, partials,
+           dout, inp, N, OC);
+    dinp.finish(N * OC);
+    add_partials({db}, partials, blocks, OC);
 }
 
 // ---- weights, once per step
@@ -275,7 +373,7 @@ void quantise_weights(Model& m, size_t l) {
     fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(l), FP8_TENSORS);
     auto quantise = [](const Operand& w, size_t rows, size_t columns) {
         w.quantise(rows * columns);
-        fp8_transpose(w.transposed, w.fp8, rows, columns);
+        if (!fp8_in_any_layout()) fp8_transpose(w.transposed, w.fp8, rows, columns);
     };
     quantise(x.qkvw, C, 3 * C);
     quantise(x.attprojw, C, C);

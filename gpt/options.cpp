@@ -146,6 +146,10 @@ std::vector<Flag> flag_table(Options& o) {
         choice("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
                "--matmul fp8 --fp8-scaling current", "Where FP8 scales come from. delayed: the amax of the last 16 "
                "steps; current: the tensor's own amax; none: all scales are 1, a demonstration of underflow."),
+        choice("--fp8-accumulation", TRAIN, o.fp8_accumulation,
+               {FP8_ACCUMULATION_NAMES.begin(), FP8_ACCUMULATION_NAMES.end()},
+               "--matmul fp8 --fp8-accumulation fast", "Sums of FP8 matmuls in forward; of gradients: fp32. "
+               "fast: in the shorter format of Hopper's tensor cores."),
         choice("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"}, "fp32", "Storage and accumulation "
                "type of gradients. A 16-bit type must be the weights': bf16 in a BF16 build, fp16 in an FP16 build."),
         choice("--master-weights", TRAIN | PLAN, o.master_weights, {"fp32", "none"}, "fp32", "AdamW's FP32 copy of "

@@ -22,6 +22,8 @@ enum class MatmulIn { FLOATX, FP8, FP8_ALL };
 constexpr std::array<const char*, 3> MATMUL_NAMES = {"plain", "fp8", "fp8-all"};
 enum class Fp8Scaling { DELAYED, CURRENT, NONE };
 constexpr std::array<const char*, 3> FP8_SCALING_NAMES = {"delayed", "current", "none"};
+enum class Fp8Accumulation { FP32, FAST };
+constexpr std::array<const char*, 2> FP8_ACCUMULATION_NAMES = {"fp32", "fast"};
 enum class MasterWeights { FP32, NONE };
 enum class PeakSource { TABLE, MEASURED };
 enum class Tuning { OFF, ON };
@@ -63,6 +65,7 @@ struct Options {
     TensorCores tensor_cores = TensorCores::AUTO;
     MatmulIn matmul = MatmulIn::FLOATX;
     Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
+    Fp8Accumulation fp8_accumulation = Fp8Accumulation::FP32;
     // optimizer
     long steps = 1000, warmup = 0;
     double lr = 6e-4, min_lr = -1;

@@ -125,13 +125,16 @@ int auto_micro_batch(const Options& o, Setup s, size_t memory) {
     return o.total_batch ? largest_divisor(sequences, B) : B;
 }
 
-constexpr size_t FP8_ROWS = 16;   // cuBLASLt: M, N and K of an FP8 matmul are multiples of this
+constexpr size_t FP8_ROWS = 16;   // cuBLASLt: the rows that FP8 weight gradients sum over are a multiple of this
 
 void require_fp8_device() {
     const cudaDeviceProp& p = device.properties;
     if (!device.is_cpu() && 10 * p.major + p.minor < 89)
         throw UserError("--matmul fp8: expected compute capability 8.9 (Ada) or later, found %d.%d of %s", p.major,
                         p.minor, p.name);
+    if (cublasLtGetVersion() < first_cublaslt_with_fp8())
+        throw UserError("--matmul fp8: %s needs %s or later, found %s; update the CUDA toolkit", p.name,
+                        cublaslt_text(first_cublaslt_with_fp8()).c_str(), cublaslt_text(cublasLtGetVersion()).c_str());
 }
 
 void require_consistent(const Setup& s) {
@@ -151,9 +154,9 @@ void require_consistent(const Setup& s) {
     if (fp8 && s.precision != DType::BF16)
         throw UserError("--matmul fp8: expected weights in bf16, found %s; make PRECISION=bf16, or plan --precision "
                         "bf16", name_of(s.precision));
-    if (fp8 && s.N() % FP8_ROWS != 0)
-        throw UserError("--matmul fp8: expected a micro-batch of a multiple of %zu tokens, found %d x %d", FP8_ROWS,
-                        s.B, s.T);
+    if (s.matmul == MatmulIn::FP8_ALL && s.N() % FP8_ROWS != 0)
+        throw UserError("--matmul fp8-all: expected a micro-batch of a multiple of %zu tokens, found %d x %d; --matmul "
+                        "fp8 takes any number", FP8_ROWS, s.B, s.T);
     if (s.zero > last_stage(s))
         throw UserError("--zero 3: expected 0, 1 or 2 with --matmul fp8, which keeps all weights in FP8 on each GPU");
     if (s.master_weights == MasterWeights::FP32) return;
@@ -194,6 +197,7 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, const Memor
     s.rank = world.rank;
     s.matmul = o.matmul;
     s.fp8_scaling = o.fp8_scaling;
+    s.fp8_accumulation = o.fp8_accumulation;
     s.on_gpu |= o.gpu_memory > 0;   // of plan
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(o, s, memory.available);
     require_consistent(s);
@@ -232,7 +236,8 @@ json flops_record(const Setup& s) {
 std::string matmul_text(const Setup& s) {
     const char* name = MATMUL_NAMES[static_cast<int>(s.matmul)];
     if (s.matmul == MatmulIn::FLOATX) return name;
-    return format("%s, scaling %s", name, FP8_SCALING_NAMES[static_cast<int>(s.fp8_scaling)]);
+    return format("%s, scaling %s%s", name, FP8_SCALING_NAMES[static_cast<int>(s.fp8_scaling)],
+                  s.fp8_accumulation == Fp8Accumulation::FAST ? ", fast accumulation" : "");
 }
 
 std::string attention_text(const Setup& s) {

@@ -141,9 +141,9 @@ float* scratch(Scratch kind, int64_t count)
     return numbers.data();
 }
 
-// Copies a matrix to contiguous columns of bfloat16 or float, multiplied by factor.
+// Copies a matrix, which may be stored transposed, to contiguous columns of bfloat16 or float, multiplied by factor.
 const void* expanded(Scratch kind, cudaDataType_t to_type, const void* from, cudaDataType_t type, int64_t ld,
-                     int64_t rows, int64_t columns, float factor)
+                     int64_t rows, int64_t columns, float factor, bool transposed = false)
 {
     void* const to = scratch(kind, rows * columns);
     constexpr int64_t piece = 256;
@@ -152,7 +152,8 @@ const void* expanded(Scratch kind, cudaDataType_t to_type, const void* from, cud
         for (int64_t r = 0; r < rows; r += piece) {
             float x[piece];
             const int64_t count = std::min(piece, rows - r);
-            load(x, at(from, type, c * ld + r), type, count);
+            if (!transposed) load(x, at(from, type, c * ld + r), type, count);
+            for (int64_t e = 0; transposed && e < count; e++) load(&x[e], at(from, type, (r + e) * ld + c), type, 1);
             for (int64_t e = 0; e < count; e++) x[e] *= factor;
             store(at(to, to_type, c * rows + r), x, to_type, count);
         }
@@ -515,20 +516,24 @@ bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
 }
 
 // Returns whether cuBLASLt supports this FP8 product. It requires that A is transposed and B is not (so that both are
-// contiguous along k), dimensions that are multiples of 16, at least one operand in E4M3, an output of 16 or 32 bits,
-// and a 16-bit bias. (Documentation of cublasLtMatmul, "To use FP8 kernels", and its table of types.)
+// contiguous along k), except on compute capability 10; columns whose length and stride are multiples of 16 bytes (the
+// number of columns is free); at least one operand in E4M3, an output of 16 or 32 bits, and a 16-bit bias.
+// (Documentation of cublasLtMatmul, "To use FP8 kernels", and its table of types; "Tensor Core Usage".)
 bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
              const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& d)
 {
     constexpr uint64_t unit = 16;
     constexpr int first_capability = 89;
+    const bool any_layout = card() != nullptr && card()->capability.number() / 10 == 10;
     if (card() != nullptr && card()->capability.number() < first_capability) return false;
     if (!is_fp8(a.type) || !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2)) return false;
     if (d.type != CUDA_R_32F && d.type != CUDA_R_16BF && d.type != CUDA_R_16F) return false;
-    if (desc.compute != CUBLAS_COMPUTE_32F || desc.transpose_a == CUBLAS_OP_N || desc.transpose_b != CUBLAS_OP_N)
-        return false;
-    for (const auto* layout : {&a, &b, &d})
-        if ((layout->rows | layout->columns | static_cast<uint64_t>(layout->ld)) % unit != 0) return false;
+    if (desc.compute != CUBLAS_COMPUTE_32F) return false;
+    if (!any_layout && (desc.transpose_a == CUBLAS_OP_N || desc.transpose_b != CUBLAS_OP_N)) return false;
+    for (const auto* layout : {&a, &b, &d}) {
+        const size_t bytes = bytes_of(static_cast<cudaDataType_t>(layout->type));
+        if ((layout->rows | static_cast<uint64_t>(layout->ld)) * bytes % unit != 0) return false;
+    }
     const int32_t bias_type = d.type == CUDA_R_32F ? CUDA_R_16BF : static_cast<int32_t>(d.type);
     return desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
            (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && (desc.bias_type < 0 || desc.bias_type == bias_type));
@@ -704,6 +709,8 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
     p.n = columns;
     p.type_a = p.type_b = x.type;
     p.lda = p.ldb = p.k;
+    p.transpose_a = true;
+    p.transpose_b = false;
     p.alpha = 1;  // oneDNN generates code for each alpha, and scales change from call to call
     const void *const a = at(x.a, x.type, i * p.k), *const b = at(x.b, x.type, j * p.k);
     const Target part = {at(d.data, d.type, j * d.ld + i), d.type, d.ld};
@@ -736,8 +743,9 @@ void multiply_fp8(const MatmulCall& call)
     const float scale = p.alpha * (scale_a == nullptr ? 1 : *scale_a) * (scale_b == nullptr ? 1 : *scale_b);
     const bool exact = is_exact_factor(scale);
     const cudaDataType_t type = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
-    const Expanded x = {expanded(Scratch::a, type, call.A, p.type_a, p.lda, p.k, p.m, exact ? scale : 1),
-                        expanded(Scratch::b, type, call.B, p.type_b, p.ldb, p.k, p.n, 1), type, exact ? 1 : scale};
+    const Expanded x = {
+        expanded(Scratch::a, type, call.A, p.type_a, p.lda, p.k, p.m, exact ? scale : 1, !p.transpose_a),
+        expanded(Scratch::b, type, call.B, p.type_b, p.ldb, p.k, p.n, 1, p.transpose_b), type, exact ? 1 : scale};
 #pragma omp parallel
     {
         omp_set_num_threads(1);  // for parallel regions that this worker starts, such as oneDNN's
@@ -820,8 +828,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (chosen != nullptr && !usable(*chosen)) return CUBLAS_STATUS_INVALID_VALUE;
     const uint64_t alignment = is_fp8(a->type) ? full_alignment : chosen != nullptr ? chosen->data[1] : 0;
     if (!all_aligned(alignment, {A, B, C, D})) return CUBLAS_STATUS_INVALID_VALUE;
-    // "Pointer must be 16B aligned"
-    if (card() != nullptr && reinterpret_cast<uintptr_t>(workspace) % 16 != 0) return CUBLAS_STATUS_INVALID_VALUE;
+    // "Must be 256B aligned (i.e. lowest 8 bits of address must be 0)"
+    if (card() != nullptr && reinterpret_cast<uintptr_t>(workspace) % 256 != 0) return CUBLAS_STATUS_INVALID_VALUE;
     const auto algorithm = chosen == nullptr ? Algorithm::fast : static_cast<Algorithm>(chosen->data[0]);
     if (algorithm == Algorithm::failing) return CUBLAS_STATUS_EXECUTION_FAILED;
 

@@ -44,7 +44,11 @@ inline const char* cublasGetStatusString(cublasStatus_t status)
     }
     return "unknown cuBLAS status";
 }
-inline size_t cublasLtGetVersion() { return 130000; }
+inline size_t cublasLtGetVersion()
+{
+    const char* version = getenv("CUDA_CPU_CUBLASLT");
+    return version != nullptr ? strtoul(version, nullptr, 10) : 130000;
+}
 
 enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSA = 3,
@@ -56,6 +60,7 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
     CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22,
+    CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
 };
 
@@ -101,6 +106,7 @@ struct cublasLtMatmulDescOpaque_t {
     int64_t aux_ld = 0;
     int32_t aux_type = -1;  // -1: the type of D
     const float *scale_a = nullptr, *scale_b = nullptr;  // device pointers; null: 1
+    int8_t fast_accumulation = 0;                        // ignored: sums are float
 };
 struct cublasLtMatrixLayoutOpaque_t {
     uint32_t type;
@@ -191,6 +197,7 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(desc->aux);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(desc->aux_ld);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return set(desc->aux_type);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return set(desc->fast_accumulation);
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set(desc->scale_a);
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set(desc->scale_b);
     }

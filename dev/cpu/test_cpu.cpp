@@ -939,6 +939,11 @@ static const Case cases[] = {
     {"short rows of aux", invalid, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_ld = 8; }},
     {"a scale without FP8", invalid, [](Parts& p) { p.desc.scale_a = &a_scale; }},
 };
+static void a_not_transposed(Parts& p)
+{
+    p.desc.transpose_a = CUBLAS_OP_N;
+    p.a = {CUDA_R_8F_E4M3, 16, 32, 16};
+}
 static const Case fp8_cases[] = {
     {"a product", fine, [](Parts&) {}},
     {"E5M2 and E4M3", fine, [](Parts& p) { p.a.type = CUDA_R_8F_E5M2; }},
@@ -946,10 +951,12 @@ static const Case fp8_cases[] = {
     {"scales", fine, [](Parts& p) { p.desc.scale_a = p.desc.scale_b = &a_scale; }},
     {"E5M2 twice", unsupported, [](Parts& p) { p.a.type = p.b.type = CUDA_R_8F_E5M2; }},
     {"FP8 output", unsupported, [](Parts& p) { p.d.type = CUDA_R_8F_E4M3; }},
-    {"A not transposed", unsupported,
-     [](Parts& p) { p.desc.transpose_a = CUBLAS_OP_N, p.a = {CUDA_R_8F_E4M3, 16, 32, 16}; }},
+    {"A not transposed", unsupported, a_not_transposed},
     {"B transposed", unsupported,
      [](Parts& p) { p.desc.transpose_b = CUBLAS_OP_T, p.b = {CUDA_R_8F_E4M3, 48, 32, 48}; }},
+    {"n of 33", fine, [](Parts& p) { p.b.columns = p.d.columns = 33; }},
+    {"m of 24", fine, [](Parts& p) { p.a.columns = p.d.rows = p.d.ld = 24; }},
+    {"m of 20", unsupported, [](Parts& p) { p.a.columns = p.d.rows = p.d.ld = 20; }},
     {"k of 24", unsupported, [](Parts& p) { p.a.rows = p.b.rows = 24; }},
     {"ld of 40", unsupported, [](Parts& p) { p.a.ld = 40; }},
     {"GELU", unsupported, [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_GELU; }},
@@ -1880,7 +1887,8 @@ static void test_cards()
         expect(card.key + std::string(": properties, shared memory, tensor maps, FP8 are the GPU's"), on(card.key, [&] {
                   const int capability = card.capability.number();
                   return describes_itself(card) && (MapRequest{}.status() == CUDA_SUCCESS) == (capability >= 90) &&
-                         has_status(fine, true, [](Parts&) {}) == (capability >= 89);
+                         has_status(fine, true, [](Parts&) {}) == (capability >= 89) &&
+                         has_status(fine, true, a_not_transposed) == (capability / 10 == 10);
               }));
         expect_each(std::string(card.key) + ": PTX instructions that the GPU does not have are rejected", instructions,
                     [&](const Instruction& instruction) { return follows_capability(card, instruction); });

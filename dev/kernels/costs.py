@@ -40,6 +40,8 @@ BYTES = {
     "bias_backward_kernel": ("N*OC once", lambda k, N, OC: N * OC * x(k)),
     "gelu_forward_kernel": ("reads 1, writes 1", lambda k, n: 2 * n * x(k)),
     "gelu_backward_kernel": ("reads 2, writes 1", lambda k, n: 3 * n * x(k)),
+    "fp8_gelu_backward_kernel": ("reads 2 of N*OC; writes 1 and, per element, 1 byte; ONLY_FP8: 2 bytes",
+                                 lambda k, N, OC: N * OC * (6 if "<true>" in k.name else 7)),
     "cross_entropy_kernel": ("reads and writes N*Vp once", lambda k, V, Vp: 2 * k.grid[0] * Vp * x(k)),
     "norm_partials_kernel": ("n once",
                              lambda k, n_non_layer, n, layers, stride: (n_non_layer + n * layers) * gradient(k)),

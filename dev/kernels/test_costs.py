@@ -32,6 +32,7 @@ def formulas():
             ("bias_backward_kernel", (N, 4 * C), (1, 1), 0.375 * gib),
             ("gelu_forward_kernel", (4 * N * C,), (1, 1), 0.75 * gib),
             ("gelu_backward_kernel", (4 * N * C,), (1, 1), 1.125 * gib),
+            ("fp8_gelu_backward_kernel<true>", (N, 4 * C), (1, 1), 1.125 * gib),
             ("cross_entropy_kernel<(Want)1>", (50257, Vp), (16384, 1), 2 * 16384 * Vp * 2),
             ("norm_partials_kernel<float>", (1000, 10, L, 99), (1, 1), 4 * 1120),
             ("adamw_kernel<float, float>", (5, 100), (9, L), 100 * L * 34),

@@ -5,8 +5,9 @@
 typedef std::vector<std::string> Texts;
 
 // Expects that `command` is rejected with one line that contains every text in `named`.
-void reject(const std::string& what, const std::string& command, const Texts& named) {
-    const Outcome outcome = run(command);
+void reject(const std::string& what, const std::string& command, const Texts& named,
+            const std::string& environment = "") {
+    const Outcome outcome = run(command, environment);
     const bool one_line = std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1 && outcome.err.back() == '\n';
     std::string missing;
     for (const std::string& text : named)
@@ -129,9 +130,14 @@ TEST("bad flags") {
         reject("tensor cores that the device lacks", TINY + "--tensor-cores wgmma", {"--tensor-cores wgmma"});
     if (FLOATX != DType::BF16)
         return reject("FP8 in a build that is not BF16", TINY + "--matmul fp8", {"--matmul fp8", "PRECISION=bf16"});
-    if (!device_has_fp8()) reject("FP8 on a GPU before Ada", TINY + "--matmul fp8", {"--matmul fp8", "8.9"});
-    else reject("FP8 matmuls with a sum over 17 rows", TINY + "--matmul fp8 --context 17 --micro-batch 1",
-                {"--matmul fp8", "1 x 17"});
+    if (!device_has_fp8())
+        return reject("FP8 on a GPU before Ada", TINY + "--matmul fp8", {"--matmul fp8", "8.9"});
+    reject("FP8 matmuls with a sum over 17 rows", TINY + "--matmul fp8-all --context 17 --micro-batch 1",
+           {"--matmul fp8-all", "1 x 17"});
+#ifdef CUDA_ON_CPU
+    reject("a cuBLASLt without FP8 for the GPU", TINY + "--matmul fp8", {"--matmul fp8", "found cuBLASLt 11.10.4"},
+           "CUDA_CPU_CUBLASLT=111004");
+#endif
 }
 
 // ==== data ===================================================================

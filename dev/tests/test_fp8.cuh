@@ -141,6 +141,51 @@ TEST("kernels: fp8: layernorm and gelu") {
     }
 }
 
+// Tests fp8_gelu_backward, in place as backward calls it: x must equal gelu_backward's, its FP8 copies and the scale
+// fp8_loop's, and db the column sums of x. With only_fp8, x is not written.
+void try_fp8_gelu_backward(Trial& trial, size_t N, size_t OC, bool only_fp8) {
+    trial.at(format("N %zu, OC %zu, only_fp8 %d", N, OC, only_fp8));
+    const Values dout = random_values<floatX>(N * OC), db = random_values<float>(OC);
+    const DeviceArray<floatX> inp(gelu_inputs(N * OC)), alone(dout);
+    gelu_backward(alone, alone, inp, N * OC);
+    const Values x = alone.values();
+    const double fits = power_of_2_below(FP8_MAX<e5m2> / amax_of(x));
+    const Outputs got = trial.run([&] {
+        const DeviceArray<floatX> dinp(dout);
+        const DeviceArray<e5m2> fp8(N * OC), transposed(N * OC);
+        const DeviceArray<Fp8Scale> scale(std::vector{counting_scale(2 * fits)});   // some values saturate
+        const DeviceArray<float> d_db(db), partials(partial_blocks(N) * OC);
+        Operand operand = dinp;
+        operand.fp8 = fp8;
+        operand.transposed = transposed;
+        operand.scale = scale;
+        operand.format = DType::E5M2;
+        operand.only_fp8 = only_fp8;
+        fp8_gelu_backward(operand, grad(d_db), partials, dinp, inp, N, OC);
+        const bool transposes = only_fp8 && !fp8_in_any_layout();
+        return Outputs{dinp.values(), fp8.values(), transposes ? transposed.values() : Values(),
+                       values_of(fetch<Fp8Scale>(scale)), d_db.values()};
+    });
+    const Outputs expected = fp8_loop<e5m2>(x, 2 * fits, 0);
+    trial.equal("x", got[0], only_fp8 ? dout : x);
+    trial.equal("x in FP8", got[1], expected[0]);
+    if (!got[2].empty()) trial.equal("x in FP8, transposed", got[2], transposed_values(expected[0], N, OC));
+    trial.equal("scale, inverse, amax, values, saturated, underflow", got[3], expected[1]);
+    Numbers sums = numbers(db);
+    for (size_t i = 0; i < N * OC; i++) sums[i % OC] += x[i];
+    trial.compare<float>("db", got[4], sums);
+}
+
+TEST("kernels: fp8: gelu backward") {
+    if (!device_has_fp8()) return;
+    Trial trial("fp8_gelu_backward");
+    for (auto [N, OC] : {std::pair<size_t, size_t>{16, 16}, {64, 64}, {80, 272}, {144, 80}})
+        for (bool only_fp8 : {false, true}) try_fp8_gelu_backward(trial, N, OC, only_fp8);
+    try_fp8_gelu_backward(trial, 37, 80, false);
+    // Some blocks have two tiles of rows.
+    try_fp8_gelu_backward(trial, MAX_PARTIALS * TRANSPOSE_TILE + 80, 16, true);
+}
+
 void test_fp8_attention(TensorCores kind, const AttentionSize& s) {
     const TensorCores saved = std::exchange(device.tensor_cores, kind);
     {
@@ -190,8 +235,9 @@ TEST("kernels: fp8: scales") {
     for (int s = 0; s < FP8_HISTORY - 4; s++) remembered = remembered && step(OF_E4M3, 1.0) == 128;
     expect(remembered && get(OF_E4M3).history[FP8_HISTORY - 1] == 3.0f && step(OF_E4M3, 1.0) == 256,
            "FP8: an amax stays in the history for 16 steps");
-    expect(step(OF_E4M3, INFINITY) == 1 && step(OF_E4M3, 1.0) == 1,
-           "FP8: the scale is 1 while the history holds a non-finite amax");
+    expect(step(OF_E4M3, INFINITY) == 256 && get(OF_E4M3).amax == 0 && get(OF_E4M3).history[0] == 1.0f &&
+               step(OF_E4M3, 2.0) == 128,
+           "FP8: a step with an infinite amax changes neither the scale nor the history");
     const float before = get(0).scale;
     step(0, 0.0);
     expect(get(0).scale == before, "FP8: an amax of 0 does not change the scale");
@@ -317,6 +363,26 @@ TEST("model in FP8") {
     full.matmul = MatmulIn::FP8_ALL;
     expect(kept - kept_bytes_per_layer(full) == 5 * N * C,
            "fp8-all keeps 5 C bytes less per token and layer: ln1, ln2 and gelu in FP8 only, att in bf16 and FP8");
+}
+
+TEST("model in FP8: fast accumulation") {
+    if (!device_has_fp8()) return;
+    auto fast_products = [] {   // shapes of the block's four forward products, which alone have a bias
+        size_t count = 0;
+        for (const auto& plan : matmul_plans) {
+            const MatmulShape& shape = plan.first;
+            count += shape.fast_accumulation && shape.epilogue == Epilogue::BIAS;
+            if (shape.fast_accumulation && shape.epilogue != Epilogue::BIAS) return SIZE_MAX;
+        }
+        return count;
+    };
+    Setup s = fp8_setup(MatmulIn::FP8_ALL, Fp8Scaling::DELAYED);
+    three_steps(s);
+    const size_t by_default = fast_products();
+    s.fp8_accumulation = Fp8Accumulation::FAST;
+    three_steps(s);
+    expect(by_default == 0 && fast_products() == 4,
+           "--fp8-accumulation fast applies to the four products of a block in forward, and to no other");
 }
 
 // Sets the amax of all tensors to 1e30, as an earlier micro-batch of the first step might.
