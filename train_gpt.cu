@@ -1303,6 +1303,7 @@ constexpr bool MAY_USE_TENSOR_CORES = FLOATX != DType::FP32 && WARP_SIZE == 32;
 bool on_tensor_cores(int HS) {
     return device.tensor_cores != TensorCores::NONE && (HS == 64 || HS == 80 || HS == 96 || HS == 128);
 }
+bool on_wgmma(int HS) { return on_tensor_cores(HS) && device.tensor_cores == TensorCores::WGMMA; }
 
 // Calls f with the head size as a compile-time constant. Builds without tensor cores do not compile the kernels.
 template <typename F> void with_head_size(int HS, F f) {
@@ -1334,7 +1335,7 @@ size_t attention_partials(size_t B, size_t T) { return std::max(partial_blocks(B
 void attention_backward(const Operand& dqkv, Grad dbias, float* partials, float* D, int* counter, const floatX* dout,
                         const floatX* qkv, const floatX* out, const float* lse, int B, int T, int NH, int HS) {
     const size_t N = static_cast<size_t>(B) * T, columns = static_cast<size_t>(3) * NH * HS;
-    const bool by_wgmma = on_tensor_cores(HS) && device.tensor_cores == TensorCores::WGMMA;
+    const bool by_wgmma = on_wgmma(HS);
     if (!on_tensor_cores(HS)) attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
     else with_head_size(HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
@@ -1342,7 +1343,7 @@ void attention_backward(const Operand& dqkv, Grad dbias, float* partials, float*
             attention_backward_wgmma<HEAD_SIZE>(dqkv, dbias, partials, D, counter, dout, qkv, out, lse, B, T, NH);
         else attention_backward_mma<HEAD_SIZE>(dqkv.x, D, dout, qkv, out, lse, B, T, NH);
     });
-    const bool by_mma = on_tensor_cores(HS) && device.tensor_cores == TensorCores::MMA;   // without FP8 output
+    const bool by_mma = on_tensor_cores(HS) && !by_wgmma;   // without FP8 output
     if (by_mma) dqkv.quantise(N * columns);
     else dqkv.finish(N * columns);
     if (dbias.data && !by_wgmma) bias_backward(dbias, partials, dqkv.x, N, columns);
@@ -2638,7 +2639,11 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     weight_in_fp8(x.attprojw, FP8_ATTPROJW, 3 * square);
     weight_in_fp8(x.fcw, FP8_FCW, 4 * square);
     weight_in_fp8(x.fcprojw, FP8_FCPROJW, 8 * square);
-    if (all && !current) x.ln1.x = x.ln2.x = x.gelu.x = nullptr;   // matmuls read only their FP8 copies
+    if (all && !current) {   // matmuls read only their FP8 copies
+        x.ln1.x = x.ln2.x = x.gelu.x = nullptr;
+        // The other kernels of attention's backward write FP8 from x, or sum x for the gradient of the bias.
+        if (m.setup.attention == Attention::FLASH && on_wgmma(m.config.head_size())) x.dqkv.x = nullptr;
+    }
     x.dfc.only_fp8 = all && !current;   // its x holds the product that GELU' multiplies
     return x;
 }

@@ -75,8 +75,8 @@ __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, float (&v)[N]) 
 template <typename F8, Reach REACH>
 template <int N>
 __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, const RawPack<floatX, N>& rounded) {
-    // Only activations can be stored in FP8 alone (to.x is null). Gradients skip the check, which saves a register.
-    if (!WRITES_FP8 || std::is_same_v<F8, e5m2> || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
+    // dres always has an x: LayerNorm's backward, the only block that writes a gradient, saves a register.
+    if (!WRITES_FP8 || (std::is_same_v<F8, e5m2> && REACH == Reach::BLOCK) || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
     put_fp8(i, rounded);
 }
 
