@@ -13,7 +13,7 @@
 // Environment: INSPECT_OUT (the output), INSPECT_MODE (sample: few blocks run; few: all run, few are recorded; whole,
 // default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
 // INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
-// (addresses of barriers to skip), INSPECT_REGISTERS (output of registers.py), INSPECT_FROM (an NVTX range: its
+// (addresses of barriers to skip), INSPECT_REGISTERS (output of sass.py), INSPECT_FROM (an NVTX range: its
 // first launch starts the recording, its second one ends the program).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
@@ -378,7 +378,7 @@ static std::string only, from;
 static std::set<std::string> except;
 static double seconds;
 static std::set<uintptr_t> removed;
-static json registers = json::object();   // the output of registers.py
+static json registers = json::object();   // the output of sass.py
 static bool is_open, is_written;
 static std::chrono::steady_clock::time_point start;
 

@@ -97,7 +97,7 @@ def add_options(parser):
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a kernel has a race or too much traffic")
     parser.add_argument("--costs", metavar="FILE", help="expected figures of the kernels (see README.md)")
-    parser.add_argument("--registers", metavar="FILE", help="output of registers.py")
+    parser.add_argument("--sass", metavar="FILE", help="output of sass.py")
 
 
 def write(path, text):
@@ -110,7 +110,7 @@ def write(path, text):
 
 def report(recording, options, shape=None, tokens=None):
     results = Results(read_recording(recording), options.card, Expectations(options.costs, shape),
-                      options.registers and read_json(options.registers, "registers"), tokens=tokens)
+                      options.sass and read_json(options.sass, "sass"), tokens=tokens)
     lines = overview(results)
     if options.kernel:
         chosen = [kernel for kernel in results.kernels if options.kernel in f"{kernel.name} {kernel.range}"]

@@ -428,7 +428,7 @@ def test_report():
     symbol = next(symbol for symbol in case.raw if "two_ways" in symbol)
     for name, text in ((symbol, "by its symbol"), (symbol.replace("Pf", "Pv"), "by its name, with other types")):
         path = written("registers.json", json.dumps({name: {"registers": 128, "spills": 8}}))
-        expect("128!" in case.report("--registers", path).stdout, f"registers are looked up {text}; ! marks spills")
+        expect("128!" in case.report("--sass", path).stdout, f"registers are looked up {text}; ! marks spills")
     test_page(races.page)
     test_mistakes(case)
 
@@ -451,8 +451,8 @@ def test_page(text):
 def test_mistakes(case):
     missing, broken = os.path.join(BUILD, "nothing.json"), written("broken.json", "{")
     other = written("other.json", "[]")
-    for words, error in ((["--registers", missing], f"registers {missing}: No such file"),
-                         (["--registers", broken], "not JSON"), (["--html", BUILD], "Is a directory"),
+    for words, error in ((["--sass", missing], f"sass {missing}: No such file"),
+                         (["--sass", broken], "not JSON"), (["--html", BUILD], "Is a directory"),
                          (["--costs", missing], f"--costs {missing}: No such file")):
         run = case.report(*words)
         expect(run.returncode == 2 and error in run.stderr, f"{words[0]} is rejected: {error}, exit code 2", run.stderr)

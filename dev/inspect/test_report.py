@@ -15,8 +15,8 @@ from estimate import (GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, PIECE_
                       Softmax, launch_bounds, matmul_seconds, resident_blocks, step_seconds)
 from page import glossary, level
 from pictures import Gallery, global_picture, shared_picture
-from registers import parse as parse_registers
 from results import Expectations
+from sass import parse_log
 from symbols import bare_name
 
 H100 = CARDS["h100"]
@@ -147,7 +147,7 @@ ptxas info    : Function properties for _Z5otherv
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 24 registers, used 0 barriers"""
     figures = {"_Z1kv": {"registers": 255, "spills": 84}, "_Z5otherv": {"registers": 24, "spills": 0}}
-    expect_equal(parse_registers(log), figures, "registers and spills are read from ptxas's output")
+    expect_equal(parse_log(log), figures, "registers and spills are read from ptxas's output")
 
 
 def test_expectations():
