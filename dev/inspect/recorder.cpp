@@ -14,7 +14,8 @@
 // default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
 // INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
 // (addresses of barriers to skip), INSPECT_REGISTERS (output of sass.py), INSPECT_FROM (an NVTX range: its
-// first launch starts the recording, its second one ends the program).
+// first launch starts the recording, its second one ends the program), INSPECT_RACES (no: races are not looked for, which
+// takes half the time).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -44,7 +45,8 @@ constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", 
 
 // How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses.
 // In a grid with a second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of
-// blocks are recorded, until `far_too_many` accesses.
+// blocks are recorded, until `far_too_many` accesses. If not even two rows are within that limit, blocks 0 and 1 are
+// recorded and the first one of the second row: see memory_loads().
 struct Limits {
     uint64_t blocks, accesses, too_many, far_too_many;
 };
@@ -205,6 +207,7 @@ struct Totals {
     uint64_t cycles = 0, cycles_of_16 = 0;
     // Of one warp, the one that waits longest before each barrier, summed over blocks: see Waits.
     uint64_t waits_shared = 0, waits_l1 = 0, waits_l2 = 0, waits_memory = 0, exchanges = 0, barriers = 0;
+    uint64_t rounds = 0;           // rounds of loads of global memory, of all warps
 };
 
 struct Side {
@@ -228,6 +231,8 @@ struct Kernel {
     size_t number = 0;       // index in `kernels`; `sequence` refers to it
     uint64_t launches = 0, recorded_blocks = 0, accesses = 0;
     bool recorded = false;   // one of its launches is or has been recorded
+    uint64_t wave = 1;       // blocks that run at the same time
+    std::vector<uint64_t> numbers;         // of the recorded blocks
     std::map<uint64_t, uint64_t> arrays;   // offset and bytes of the static arrays that recorded blocks access
 
     std::vector<Site> sites;
@@ -263,6 +268,22 @@ static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
     const size_t half = after.size() / 2;
     const double before = half == 0 ? 0 : static_cast<double>(after[half - 1].*figure);
     return total + (all - seen) * (total - before) / (seen - static_cast<double>(half));
+}
+
+// Returns the sectors that a launch loads from memory. If the recorded blocks are 0, 1 and the first one of the second
+// row: block 1 finds in L2 what the blocks of a row share, and the third block what those of a column share. All blocks
+// of a wave that share a sector load it once.
+static double memory_loads(const Kernel& kernel)
+{
+    const auto& after = kernel.after_block;
+    const uint64_t row = kernel.shape.grid[0];
+    if (after.size() != 3 || kernel.numbers.back() != row || row < 3) return of_launch(kernel, &Totals::dram_load);
+    const double alone = static_cast<double>(after[0].dram_load);
+    const double of_row = alone - static_cast<double>(after[1].dram_load - after[0].dram_load);
+    const double of_column = alone - static_cast<double>(after[2].dram_load - after[1].dram_load);
+    const double wave = static_cast<double>(kernel.wave), across = std::min(wave, static_cast<double>(row));
+    const double down = std::max(1.0, wave / static_cast<double>(row));
+    return static_cast<double>(kernel.blocks()) * (alone - of_row * (1 - 1 / across) - of_column * (1 - 1 / down));
 }
 
 // ==== threads ============================================================================================
@@ -374,6 +395,7 @@ using Shape = std::tuple<const void*, std::string, std::array<unsigned, 6>, size
 // ---- settings
 static const cuda_cpu::Card* card_;   // card() is a function of dev/cpu
 static bool is_sample, is_whole;      // INSPECT_MODE
+static bool finds_races;
 static std::string only, from;
 static std::set<std::string> except;
 static double seconds;
@@ -568,6 +590,7 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
 static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later)
 {
     kernel->accesses++;
+    if (!finds_races) return;
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t granule = (at + done) / GRANULE, first = (at + done) % GRANULE;
         const uint64_t count = std::min<uint64_t>(GRANULE - first, bytes - done);
@@ -613,6 +636,10 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
         for (const auto& [other, clock] : by_block)
             if (other != block) acquired[other] = join(acquired[other], clock);
         if (t.released != nullptr) by_block[block] = join(by_block[block], t.released);
+    }
+    if (!finds_races) {
+        kernel->accesses++;
+        return;
     }
     const Kind kind = by == By::ATOMIC ? Kind::ATOMIC : access == Access::STORE ? Kind::WRITE : Kind::READ;
     touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
@@ -849,7 +876,10 @@ static void drain()
     for (unsigned warp = 0; warp < warps(); warp++) {
         constexpr uint64_t weights[] = {0, 1, 1, 8, 20, 1};
         std::array<uint64_t, 6> waits{};
-        for (Level level : levels[warp]) waits[level]++;
+        for (Level level : levels[warp]) {
+            waits[level]++;
+            kernel->totals.rounds += level >= WAIT_L1;
+        }
         waits[5] = exchanges[warp];
         uint64_t sum = 0;
         for (size_t i = 0; i < waits.size(); i++) sum += weights[i] * waits[i];
@@ -880,6 +910,7 @@ static void open()
     card_ = cuda_cpu::card() != nullptr ? cuda_cpu::card() : cuda_cpu::find_card("h100");
     is_sample = setting("INSPECT_MODE") == "sample";
     is_whole = !is_sample && setting("INSPECT_MODE") != "few";
+    finds_races = setting("INSPECT_RACES") != "no";
     only = setting("INSPECT_KERNEL");
     from = setting("INSPECT_FROM");
     seconds = atof(setting("INSPECT_SECONDS").c_str());
@@ -981,8 +1012,10 @@ void begin_launch(const LaunchShape& shape)
     global_shadow.clear();
     released.clear();
     atomics.clear();
-    l2.reset(card_->l2_bytes, std::min(kernel->blocks(), resident_blocks() * card_->multiprocessors));
+    kernel->wave = std::min(kernel->blocks(), resident_blocks() * card_->multiprocessors);
+    l2.reset(card_->l2_bytes, kernel->wave);
     kernel->after_block.clear();
+    kernel->numbers.clear();
 }
 
 // Returns whether the launch's next block is recorded, only run, or skipped.
@@ -1001,7 +1034,11 @@ Run next_block()
     const bool enough = number >= std::min(limits.blocks, 2 * row + 6) && row_is_done &&
                         kernel->accesses >= limits.accesses;
     const bool too_many = kernel->accesses >= (row_is_done ? limits.too_many : limits.far_too_many);
-    return enough || too_many ? otherwise : Run::RECORDED;
+    if (!enough && !too_many) return Run::RECORDED;
+    // Few blocks of a large grid: also block 1 and the first one of the second row.
+    if (row < 3 || kernel->recorded_blocks > 2 || number > row) return otherwise;
+    if (number == 1 || number == row) return Run::RECORDED;
+    return is_sample ? Run::SKIPPED : Run::UNRECORDED;
 }
 
 void begin_block(uint64_t number)
@@ -1043,6 +1080,7 @@ void end_block()
     drain();
     recording = false;
     kernel->recorded_blocks++;
+    kernel->numbers.push_back(block);
     kernel->arrays.insert(memory.accessed.begin(), memory.accessed.end());
     memory.accessed.clear();
     kernel->after_block.push_back(kernel->totals);
@@ -1077,7 +1115,7 @@ Figures take_figures()
             all.wavefronts += scale * static_cast<double>(site.wavefronts);
             all.least_wavefronts += scale * static_cast<double>(site.least_wavefronts);
         }
-        all.memory_bytes += of_all * SECTOR * (of_launch(*kernel, &Totals::dram_load) +
+        all.memory_bytes += of_all * SECTOR * (memory_loads(*kernel) +
                                                of_launch(*kernel, &Totals::dram_store));
         all.hazards += kernel->races.size() + kernel->uninitialised.size();
     }
@@ -1491,8 +1529,9 @@ static json to_json(const Kernel& kernel)
         {"l2", &Totals::l2}, {"partial", &Totals::partial}, {"cycles", &Totals::cycles},
         {"cycles_of_16", &Totals::cycles_of_16}, {"tensor_flops", &Totals::flops}, {"special", &Totals::special},
         {"waits_shared", &Totals::waits_shared}, {"waits_l1", &Totals::waits_l1}, {"waits_l2", &Totals::waits_l2},
-        {"waits_memory", &Totals::waits_memory}, {"exchanges", &Totals::exchanges}, {"barriers", &Totals::barriers}};
-    json launch = {{"dram_load", of_launch(kernel, &Totals::dram_load) * SECTOR},
+        {"waits_memory", &Totals::waits_memory}, {"exchanges", &Totals::exchanges}, {"barriers", &Totals::barriers},
+        {"rounds", &Totals::rounds}};
+    json launch = {{"dram_load", memory_loads(kernel) * SECTOR},
                    {"dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
                    {"partial_fetched", of_launch(kernel, &Totals::partial_fetched) * SECTOR},
                    {"hot_atomics", kernel.hot_atomics}};

@@ -5,8 +5,9 @@ import os
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from cards import CARDS, SECTOR, WAVEFRONT
-from estimate import Softmax, launch_bounds, resident_blocks, step_seconds
+from cards import CARDS, WARP
+from estimate import Softmax, combined, launch_bounds, resident_blocks, step_seconds
+from executions import executions
 from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
 
 SUMS = ("requests", "lanes", "bytes", "sectors", "least_sectors", "wavefronts", "least_wavefronts", "l1_hits",
@@ -92,13 +93,6 @@ class Line:
 
 # ---- kernels
 
-def l1_wavefronts(site):
-    """Returns the wavefronts of a site's accesses to global memory: they occupy the L1/shared memory array too."""
-    if site["space"] == "shared" or site["by"] not in ("thread", "atomic", "cp.async"):
-        return 0
-    return max(site["requests"], site["sectors"] * SECTOR / WAVEFRONT)
-
-
 class Kernel:
     """A kernel, launched with one shape."""
 
@@ -115,9 +109,11 @@ class Kernel:
         self.moved_bytes = moved["dram_load"] + moved["dram_store"]
         launch = SimpleNamespace(name=self.name, demangled=self.demangled, grid=self.grid, block=self.block,
                                  threads=self.threads, integers=raw["integers"], tensor_flops=moved["tensor_flops"])
-        self.bounds = self.find_bounds(card, expectations.softmax(launch))
+        resident = resident_blocks(card, self.threads, self.shared, self.registers)
+        self.inputs = (card, self.with_machine_code(symbols), self.blocks, resident, expectations.softmax(launch))
+        self.bounds = launch_bounds(*self.inputs)
         self.bound = max(self.bounds, key=self.bounds.get)
-        self.us = 1e6 * self.bounds[self.bound]
+        self.us = 1e6 * combined(self.bounds)
         self.cost = expectations.cost(launch)
         done = self.moved_bytes if self.cost and self.cost[0] == "bytes" else launch.tensor_flops
         self.ratios = {**self.sums.ratios, "cost": ratio(done, self.cost[1]) if self.cost else None}
@@ -131,13 +127,23 @@ class Kernel:
         if not found:
             same = [figures for symbol, figures in registers.items() if bare_name(self.names[symbol]) == self.name]
             found = same[0] if len(same) == 1 else None
+        self.loops = found.get("loops") if found else None
         return (found["registers"], found["spills"]) if found else (None, None)
 
-    def find_bounds(self, card, softmax):
-        scale = self.blocks / max(1, self.raw["recorded_blocks"])
-        wavefronts = self.raw["launch"]["wavefronts"] + scale * sum(map(l1_wavefronts, self.raw["sites"]))
-        resident = resident_blocks(card, self.threads, self.shared, self.registers)
-        return launch_bounds(card, {**self.raw["launch"], "wavefronts": wavefronts}, self.blocks, resident, softmax)
+    def with_machine_code(self, symbols):
+        """Returns the totals of a launch, with what the machine code adds if it is known: instructions, and waits for
+        global memory in place of the recorder's assumption."""
+        launch, recorded = self.raw["launch"], max(1, self.raw["recorded_blocks"])
+        if not self.loops:
+            return launch
+        sites = [(*symbols.kernel_line(site["stack"], self.demangled), (site["space"], site["access"]),
+                  site["requests"] * WARP * site["bytes_per_lane"])
+                 for site in self.raw["sites"] if site["by"] in ("thread", "atomic", "cp.async")]
+        found = executions(self.loops, sites, recorded * -(-self.threads // WARP))
+        found = {name: figure * self.blocks / recorded for name, figure in found.items()}
+        scale = found["round_trips"] / launch["rounds"] if launch["rounds"] else 1
+        waits = {name: scale * launch[name] for name in ("waits_l1", "waits_l2", "waits_memory")}
+        return {**launch, **found, **waits}
 
     def find_lines(self, symbols):
         groups = {}
