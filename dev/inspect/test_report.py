@@ -213,9 +213,10 @@ SHARED_WAIT = """S2R R0, SR_TID.X
 .L_1:
 LDG.E.128 R4, desc[UR4][R2.64] !0
 LDG.E.128 R8, desc[UR4][R2.64+0x200] !1
-FADD R0, R4, R8 ?0 ?1
-LDG.E R4, desc[UR4][R2.64+0x400] !0
 FADD R0, R0, R4 ?0
+FADD R0, R0, R8 ?1
+LDG.E R12, desc[UR4][R2.64+0x400] !0
+FADD R0, R0, R12 ?0
 @P0 BRA `(.L_1)
 EXIT"""
 BARRIER = """S2R R0, SR_TID.X
@@ -252,12 +253,13 @@ EXIT"""
 def test_loops():
     loop, _ = analysed(SHARED_WAIT)
     expect_equal((loop["bytes"], loop["in_flight"], loop["round_trips"], loop["lines"]),
-                 (2 * 512 + 128, 2 * 512, 2, ["k.cu", 2, 7]),
-                 "two loads of 16 bytes per lane before one wait, then one of 4 bytes: 1,024 bytes and 2 round trips")
-    expect_equal(loop["counts"], {"all": 6, "LDG.128": 2, "FADD": 2, "LDG.32": 1, "BRA": 1}, "instructions are counted")
+                 (2 * 512 + 128, 2 * 512, 2, ["k.cu", 2, 8]),
+                 "two loads of 16 bytes per lane before a wait, then one of 4 bytes: 1,024 bytes and 2 round trips")
+    expect_equal(loop["counts"], {"all": 7, "LDG.128": 2, "FADD": 3, "LDG.32": 1, "BRA": 1}, "instructions are counted")
     expect_equal(analysed(RING)[0]["in_flight"], 2 * 2 * 512, "cp.async with one group left at the wait: two groups")
     for address, expected, text in [
             ("IADD3 R8, R2, 0x10, RZ", [("barrier", 7)], "an address computed after the barrier without its data"),
+            ("IMAD.WIDE R8, R4, 0x4, R2", [("barrier", 7)], "an address from data loaded before the barrier"),
             ("IMAD.WIDE R8, R5, 0x4, R2", [], "an address that depends on shared memory"),
             (BRANCH.format("2"), [], "a load after a branch that depends on it"),
             (BRANCH.format("3"), [("barrier", 10)], "a load after such a branch has ended")]:
