@@ -152,15 +152,13 @@ class Kernel:
         return warps * self.main_loop["in_flight"] * (1 - hits / max(1, sectors))
 
     def find_late_loads(self):
-        """Returns {(file, line): "barrier" or "shuffle"} of the loads that are behind one unnecessarily, without those
-        that hit in L1."""
+        """Returns {(file, line): what it is behind unnecessarily} of the loads that the recorded blocks executed, without
+        those that hit in L1."""
         found, lines = {}, {str(line.place): line for line in self.lines}
         for kind, places in self.code.get("warnings", []):
-            place = next((place for place in places if place in lines), places[-1])
-            sums = lines[place].sums if place in lines else None
-            if not sums or 2 * sums.l1_hits < sums.sectors:
-                file, line = place.rsplit(":", 1)
-                found[file, int(line)] = kind
+            line = next((lines[place] for place in places if place in lines), None)
+            if line and 2 * line.sums.l1_hits < line.sums.sectors:
+                found[line.place.file, line.place.line] = kind
         return found
 
     def find_bounds(self, card, softmax):

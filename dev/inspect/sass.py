@@ -15,8 +15,8 @@ of a loop do not include its inner loops, except in_flight:
     counts          {instruction, with the bits per lane of a memory access: number in the loop}; "all": their sum.
                     Instructions count once, whether their branch is taken or not
 
-A warning is a load to registers behind a barrier or a shuffle of the same iteration, although its address was known
-before: [kind, places], places from the innermost inlined function outwards.
+A warning is a load to registers behind a "barrier", a "shuffle" or a "wait" for another load of the same iteration,
+although its address was known before: [kind, places], places from the innermost inlined function outwards.
 
 A warp issues its instructions in order. A load announces one of six scoreboards, and an instruction waits until those
 of its wait mask are clear. Both are fields of the encoding: Jia et al. 2018, "Dissecting the NVIDIA Volta GPU
@@ -244,7 +244,8 @@ def round_trips(own):
 
 # ---- loads behind barriers
 
-PASSED = (None, "shuffle", "barrier")       # what a load is behind, on any path
+# What a load is behind, on any path. "store": nvcc may not move a load to before a store, as in an unrolled copy.
+PASSED = (None, "wait", "store", "shuffle", "barrier")
 
 
 def one_iteration(following, loops, loop):
@@ -270,9 +271,10 @@ def post_dominators(after):
 
 
 def behind_barriers(code, after, head):
-    """Returns {index of a load to registers: "barrier" or "shuffle"} of a loop. A shuffle counts if it waits for a load
-    of the iteration. The state at an instruction: what was passed; the registers whose values were not known before
-    that (at first: that depend on loads of the iteration); and the branches that depend on such values, as indices."""
+    """Returns {index of a load to registers: what it is behind unnecessarily}. A wait, or a shuffle that waits, is one
+    for a load of the iteration. The state at an instruction: what was passed; the registers whose values were not known
+    before that (before a shuffle or barrier: that depend on loads of the iteration); and the branches that depend on
+    such values, as indices."""
     found, always = {}, post_dominators(after)
     states, todo = {}, [(head, None, frozenset())]
     while todo:
@@ -287,15 +289,20 @@ def behind_barriers(code, after, head):
         late = frozenset(x for x in late if isinstance(x, str) or not always[x] >> index & 1)
         depends = bool(late & i.read()) or any(isinstance(x, int) for x in late)
         found.pop(index, None)
-        if i.base in TO_REGISTERS and passed and not depends:
+        if i.base in TO_REGISTERS and passed not in (None, "store") and not depends:
             found[index] = passed
+        ordered = passed in ("shuffle", "barrier")
         if i.base == "BAR":
             passed, late = "barrier", frozenset()
-        elif i.base == "SHFL" and not passed and depends:
+        elif i.base == "SHFL" and not ordered and depends:
             passed, late, depends = "shuffle", frozenset(), False
+        elif i.base == "STG" and not ordered:
+            passed = "store"
+        elif depends and not passed:
+            passed = "wait"
         if len(after[index]) > 1 and depends:
             late |= {index}
-        elif depends or (UNKNOWN.match(i.base) if passed else i.base in TO_REGISTERS):
+        elif depends or (UNKNOWN.match(i.base) if ordered else i.base in TO_REGISTERS):
             late |= set(i.written())
         elif not i.guard:
             late -= set(i.written())
@@ -304,18 +311,18 @@ def behind_barriers(code, after, head):
 
 
 def warnings_of(code, following, loops):
-    """Returns [(kind, places)] of all loops. Unrolling repeats a source line: a line is reported only if all of its
-    loads in the loop are behind a barrier, because otherwise those behind one belong to the next iteration."""
+    """Returns [[kind, places]] of all loops. Unrolling repeats a source line: a line is reported only if all of its
+    loads in the loop are behind something, because otherwise those that are belong to the next iteration."""
     warnings = {}
     for loop in loops[1:]:
-        if not any(code[node].base in ("BAR", "SHFL") for node in loop.nodes):
-            continue
         found = behind_barriers(code, one_iteration(following, loops, loop), loop.head)
-        loads = Counter(code[node].places for node in loop.nodes if code[node].base in TO_REGISTERS)
-        for places, count in Counter(code[index].places for index in found).items():
-            if count == loads[places]:
-                kinds = {found[index] for index in found if code[index].places == places}
-                warnings[places] = "barrier" if "barrier" in kinds else "shuffle"
+        kinds = defaultdict(list)
+        for node in loop.nodes:
+            if code[node].base in TO_REGISTERS:
+                kinds[code[node].places].append(found.get(node))
+        for places, of in kinds.items():
+            if None not in of:
+                warnings[places] = max([*of, warnings.get(places)], key=PASSED.index)
     return [[kind, list(places)] for places, kind in sorted(warnings.items())]
 
 

@@ -264,6 +264,9 @@ def test_loops():
             (BRANCH.format("2"), [], "a load after a branch that depends on it"),
             (BRANCH.format("3"), [("barrier", 10)], "a load after such a branch has ended")]:
         expect_equal(analysed(BARRIER.format(address=address))[1], expected, f"loads behind a barrier: {text}")
+    stored = SHARED_WAIT.replace("?1", "?1\nSTG.E desc[UR4][R6.64], R0")
+    expect_equal([analysed(code)[1] for code in (SHARED_WAIT, stored)], [[("wait", 6)], []],
+                 "a load behind a wait for another one is reported, unless a store is before it")
     outer, inner = analyse(*instructions(NESTED))["loops"][1:]
     expect_equal((outer["depth"], inner["depth"], inner["parent"], outer["counts"]["all"]), (1, 2, 1, 2),
                  "a loop in a loop: its instructions do not count in the outer one")

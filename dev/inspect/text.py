@@ -83,8 +83,11 @@ def overview(results):
 
 # ---- late loads, races and uninitialised reads
 
+BEHIND = {"barrier": "a barrier", "shuffle": "a reduction by shuffles", "wait": "a wait for another load"}
+
+
 def late_loads(results, kernel):
-    return [f"{kernel.name}: load behind a {kind} that does not compute its address: {file}:{line}"
+    return [f"{kernel.name}: load behind {BEHIND[kind]}, although its address is known before: {file}:{line}"
             f"  `{results.quoted(file, line)}`" for (file, line), kind in kernel.late_loads.items()]
 
 
@@ -128,10 +131,11 @@ def facts(kernel):
         unit, amount, line = kernel.cost
         yield "cost line", f"{line}: {number(amount / 1e6)} million {unit}"
     if loop := kernel.main_loop:
-        file, first, last = loop["lines"]
-        yield "main loop", (f"{file}:{first}-{last}: a warp loads {plural(loop['bytes'], 'byte')} per iteration in "
-                            f"{plural(loop['round_trips'], 'round trip')}, of which {loop['in_flight']:,} in flight at "
-                            f"once; {plural(loop['counts']['all'], 'instruction')}")
+        loads = "TMA copies" if loop["tma"] else (
+            f"in an iteration a warp loads {plural(loop['bytes'], 'byte')} in "
+            f"{plural(loop['round_trips'], 'round trip')}, at most {loop['in_flight']:,} in flight, and issues "
+            f"{plural(loop['counts']['all'], 'instruction')}")
+        yield "main loop", "{}:{}-{}: ".format(*loop["lines"]) + loads
 
 
 def figures(line):

@@ -62,7 +62,7 @@ __global__ void add_reversed(int* out, const int* in, const int* second)
         int x = tile[BLOCK - 1 - threadIdx.x];
         if (SECOND == Second::ADDRESS_KNOWN) x += second[i];                 // known
         if (SECOND == Second::ADDRESS_FROM_TILE) x += second[x];             // from tile
-        if (SECOND == Second::BRANCH_ON_TILE && x == 0) x = atomicAdd(out, 1) + second[i];    // branch
+        if (SECOND == Second::BRANCH_ON_TILE && x == 0) x = atomicAdd(out + ROWS * BLOCK, 1) + second[i];  // branch
         if (SECOND == Second::SAME_ADDRESS) x += in[i];                      // same
         out[i] = x;
         __syncthreads();
