@@ -152,8 +152,7 @@ class Kernel:
         return warps * self.main_loop["in_flight"] * (1 - hits / max(1, sectors))
 
     def find_late_loads(self):
-        """Returns {(file, line): what it is behind unnecessarily} of the loads that the recorded blocks executed, without
-        those that hit in L1."""
+        """Returns {(file, line): what it is behind unnecessarily} of the recorded loads that miss L1."""
         found, lines = {}, {str(line.place): line for line in self.lines}
         for kind, places in self.code.get("warnings", []):
             line = next((lines[place] for place in places if place in lines), None)

@@ -85,33 +85,23 @@ class Instruction:
         """Returns how many of the operands are results: predicates and one register. They come first."""
         if NO_RESULT.match(self.base):
             return 0
-        registers = 1 if not PREDICATES.match(self.base) else 0
+        registers = 0 if PREDICATES.match(self.base) else 1
         for count, operand in enumerate(self.operands):
             if not re.fullmatch(r"U?P[\dT]", operand):
-                registers -= bool(re.fullmatch(r"U?R[\dZ]+(\.\w+)*", operand)) or 2
-                if registers < 0:
-                    return count
+                registers -= 1 if re.fullmatch(r"U?R[\dZ]+(\.\w+)*", operand) else 2
+            if registers < 0:
+                return count
         return len(self.operands)
 
     def written(self):
         """Returns the registers and predicates that the instruction writes."""
+        # SHF.U64 has one register as result
+        count = 1 if self.base in ("SHF", "USHF") else 2 if ".WIDE" in self.name else max(1, self.width // 4)
         found = []
         for operand in self.operands[:self.results()]:
-            if named := re.match(r"(U?R)(\d+)", operand):
-                found += [f"{named[1]}{int(named[2]) + i}" for i in range(self.registers())]
-            else:
-                found.append(operand)
+            named = re.match(r"(U?R)(\d+)", operand)
+            found += [f"{named[1]}{int(named[2]) + i}" for i in range(count)] if named else [operand]
         return found
-
-    def registers(self):
-        """Returns the registers of a result."""
-        if self.base in ("HMMA", "IMMA"):
-            return 4
-        if self.base == "LDSM":
-            return int(self.name[-1]) if self.name[-1].isdigit() else 1
-        if self.base in ("SHF", "USHF"):
-            return 1        # .U64: two operands
-        return 2 if ".WIDE" in self.name else max(1, self.width // 4)
 
     def read(self):
         """Returns the registers and predicates that the instruction may read."""
