@@ -12,10 +12,11 @@ of a loop do not include its inner loops, except in_flight:
     in_flight       maximum bytes of loads by a warp that have been issued and not been waited for
     round_trips     waits of an iteration for global memory; loads issued before the same wait share one
     tma             whether the loop has TMA copies, whose size is not in the code
-    counts          {instruction with its width: issued per iteration by a warp}; "all": issue slots
+    counts          {instruction, with the bits per lane of a memory access: number in the loop}; "all": their sum.
+                    Instructions count once, whether their branch is taken or not
 
-A warning is a load to registers behind a barrier or a shuffle of the same iteration, although its address was known
-before: [kind, places], places from the innermost inlined function outwards.
+A warning is a load to registers behind a "barrier", a "shuffle" or a "wait" for another load of the same iteration,
+although its address was known before: [kind, places], places from the innermost inlined function outwards.
 
 A warp issues its instructions in order. A load announces one of six scoreboards, and an instruction waits until those
 of its wait mask are clear. Both are fields of the encoding: Jia et al. 2018, "Dissecting the NVIDIA Volta GPU
@@ -50,7 +51,7 @@ def needed_in_flight(card):
 # ---- instructions
 
 TO_REGISTERS = {"LDG", "LD"}                # loads from global memory
-TMA = {"UTMALDG", "UBLKCP"}
+TMA = re.compile(r"UTMALDG|UBLKCP\.S")     # to shared memory
 NO_RESULT = re.compile(r"ST[GSL]?$|BAR|BRA|RED[GS]?$|EXIT|CALL|RET|LDGSTS|LDGDEPBAR|DEPBAR|WARPSYNC|R2P")
 PREDICATES = re.compile(r"\w*SETP|U?PLOP3|FCHK")     # their results are predicates only
 UNKNOWN = re.compile(r"LD[SGL]?$|LDSM|ATOM|SHFL|VOTE|REDUX|MATCH|SYNCS|B2R")     # results that the warp waits for
@@ -58,11 +59,9 @@ UNKNOWN = re.compile(r"LD[SGL]?$|LDSM|ATOM|SHFL|VOTE|REDUX|MATCH|SYNCS|B2R")    
 
 @dataclass(frozen=True)
 class Instruction:
-    text: str
     guard: str              # "@P0"; "" if unconditional
     name: str               # with modifiers
     operands: tuple
-    target: str             # label of a branch, or ""
     places: tuple           # "file:line", the innermost inlined function first
     announces: int          # scoreboard of a result; 7: none
     waits: int              # mask of scoreboards
@@ -86,33 +85,23 @@ class Instruction:
         """Returns how many of the operands are results: predicates and one register. They come first."""
         if NO_RESULT.match(self.base):
             return 0
-        registers = 1 if not PREDICATES.match(self.base) else 0
+        registers = 0 if PREDICATES.match(self.base) else 1
         for count, operand in enumerate(self.operands):
             if not re.fullmatch(r"U?P[\dT]", operand):
-                registers -= bool(re.fullmatch(r"U?R[\dZ]+(\.\w+)*", operand)) or 2
-                if registers < 0:
-                    return count
+                registers -= 1 if re.fullmatch(r"U?R[\dZ]+(\.\w+)*", operand) else 2
+            if registers < 0:
+                return count
         return len(self.operands)
 
     def written(self):
         """Returns the registers and predicates that the instruction writes."""
+        # SHF.U64 has one register as result
+        count = 1 if self.base in ("SHF", "USHF") else 2 if ".WIDE" in self.name else max(1, self.width // 4)
         found = []
         for operand in self.operands[:self.results()]:
-            if named := re.match(r"(U?R)(\d+)", operand):
-                found += [f"{named[1]}{int(named[2]) + i}" for i in range(self.registers())]
-            else:
-                found.append(operand)
+            named = re.match(r"(U?R)(\d+)", operand)
+            found += [f"{named[1]}{int(named[2]) + i}" for i in range(count)] if named else [operand]
         return found
-
-    def registers(self):
-        """Returns the registers of a result."""
-        if self.base in ("HMMA", "IMMA"):
-            return 4
-        if self.base == "LDSM":
-            return int(self.name[-1]) if self.name[-1].isdigit() else 1
-        if self.base in ("SHF", "USHF"):
-            return 1        # .U64: two operands
-        return 2 if ".WIDE" in self.name else max(1, self.width // 4)
 
     def read(self):
         """Returns the registers and predicates that the instruction may read."""
@@ -130,24 +119,20 @@ def short(path):
 
 def read_listing(text):
     """Returns {symbol: ([Instruction], {label: index})} of the output of nvdisasm -c -gi -hex."""
-    functions, code, labels, places, fresh, pending = {}, [], {}, (), False, None
+    functions, pending = {}, None
     for line in text.splitlines():
         if section := re.match(r"//-+ \.text\.(\S+)", line):
-            code, labels, places = [], {}, ()
+            code, labels, places, inlined = [], {}, (), None
             functions[section[1]] = code, labels
-        elif place := re.match(r'\s*//## File "(.*?)", line (\d+)', line):
-            places = (*(() if fresh else places), f"{short(place[1])}:{place[2]}")
-            fresh = False
+        elif place := re.match(r'\s*//## File "(.*?)", line (\d+)( inlined at)?', line):
+            places, inlined = (*(places if inlined else ()), f"{short(place[1])}:{place[2]}"), place[3]
         elif label := re.match(r"(\S+):\s*$", line):
             labels[label[1]] = len(code)
         elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(@\S+ +)?([A-Z][\w.]*) ?(.*?)\s*;", line):
-            pending, fresh = (found[0], *found.groups()), True
+            pending = (found[1] or "").strip(), found[2], tuple(o.strip() for o in found[3].split(",") if o.strip())
         elif pending and (encoding := re.match(r"\s+/\* 0x([0-9a-f]{16}) \*/", line)):
-            whole, guard, name, rest = pending
-            control, target = int(encoding[1], 16) >> 41, re.search(r"`\((\S+?)\)", rest)
-            operands = tuple(o.strip() for o in rest.split(",") if o.strip())
-            code.append(Instruction(whole.split("*/", 1)[1].strip(), (guard or "").strip(), name, operands,
-                                    target[1] if target else "", places, control >> 5 & 7, control >> 11 & 63))
+            control = int(encoding[1], 16) >> 41
+            code.append(Instruction(*pending, places, control >> 5 & 7, control >> 11 & 63))
             pending = None
     return functions
 
@@ -158,12 +143,10 @@ def successors(code, labels):
     """Returns the indices of the instructions that may follow each instruction. Calls return."""
     following = []
     for index, i in enumerate(code):
-        ends = i.base in ("EXIT", "RET", "BRA") and (not i.guard or i.guard == "@PT") and i.name != "BRA.DIV" and \
-            len(i.operands) <= 1
-        found = [] if ends or index + 1 == len(code) else [index + 1]
-        if i.base == "BRA" and i.target in labels and labels[i.target] < len(code):
-            found.append(labels[i.target])
-        following.append(found)
+        always = not i.guard and len(i.operands) <= 1 and i.name != "BRA.DIV"       # BRA P0, `(.L_1) may fall through
+        ends = i.base in ("EXIT", "RET", "BRA") and always or index + 1 == len(code)
+        target = labels.get(i.operands[-1][2:-1]) if i.base == "BRA" else None
+        following.append([index + 1] * (not ends) + [target] * (target is not None and target < len(code)))
     return following
 
 
@@ -212,36 +195,27 @@ def find_loops(following):
 
 # ---- loads in flight
 
-def in_flight(code, following):
-    """Returns, for each instruction, the loads to registers that may be outstanding after it: {(first register,
-    scoreboard, bytes)}. Unknown at unreachable instructions: empty."""
-    states, todo = [None] * len(code), [(0, frozenset())]
+def loads_in_flight(code, following, loop):
+    """Returns the maximum bytes of loads to registers that have been issued in the loop and not been waited for. Loads
+    with the same destination count once: they are on different paths, or in different iterations."""
+    states, todo, most = {}, [(loop.head, frozenset())], 0
     while todo:
-        index, state = todo.pop()
-        if states[index] is not None and state <= states[index][0]:
+        index, state = todo.pop()       # {(destination, scoreboard, bytes)}
+        if state <= states.get(index, frozenset()) and index in states:
             continue
-        i = code[index]
-        came = state | states[index][0] if states[index] else state
-        left = frozenset(load for load in came if not i.waits >> load[1] & 1)
+        i, states[index] = code[index], state | states.get(index, frozenset())
+        left = frozenset(load for load in states[index] if not i.waits >> load[1] & 1)
         if i.base in TO_REGISTERS:
-            left |= {(i.written()[-1] if i.written() else "RZ", i.announces, i.loaded)}
-        states[index] = came, left
-        todo += [(other, left) for other in following[index]]
-    return [state[1] if state else frozenset() for state in states]
-
-
-def bytes_of(loads):
-    widest = {}
-    for register, _, size in loads:
-        widest[register] = max(size, widest.get(register, 0))
-    return sum(widest.values())
+            left |= {(i.operands[0], i.announces, i.loaded)}
+            most = max(most, sum({destination: size for destination, _, size in left}.values()))
+        todo += [(other, left) for other in following[index] if other in loop.nodes]
+    return most
 
 
 def copies_in_flight(own):
-    """Returns the bytes of cp.async in flight: the copies of one group for each group that may be outstanding before
-    the wait. DEPBAR.LE SB0, n leaves n groups, and one more has been issued before it."""
-    size = sum(i.loaded for i in own if i.base == "LDGSTS")
-    groups = sum(i.base == "LDGDEPBAR" for i in own)
+    """Returns the bytes of cp.async in flight: DEPBAR.LE SB0, n waits until n groups are left, and the copies of one
+    more are issued before it or after it."""
+    size, groups = sum(i.loaded for i in own if i.base == "LDGSTS"), sum(i.base == "LDGDEPBAR" for i in own)
     left = [int(i.operands[1], 16) for i in own if i.base == "DEPBAR" and len(i.operands) > 1]
     return size // max(1, groups) * (1 + max(left, default=0))
 
@@ -260,7 +234,8 @@ def round_trips(own):
 
 # ---- loads behind barriers
 
-PASSED = (None, "shuffle", "barrier")       # what a load is behind, on any path
+# What a load is behind, on any path. "store": nvcc may not move a load to before a store, as in an unrolled copy.
+PASSED = (None, "wait", "store", "shuffle", "barrier")
 
 
 def one_iteration(following, loops, loop):
@@ -286,9 +261,10 @@ def post_dominators(after):
 
 
 def behind_barriers(code, after, head):
-    """Returns {index of a load to registers: "barrier" or "shuffle"} of a loop. A shuffle counts if it waits for a load
-    of the iteration. The state at an instruction: what was passed; the registers whose values were not known before
-    that (at first: that depend on loads of the iteration); and the branches that depend on such values, as indices."""
+    """Returns {index of a load to registers: what it is behind unnecessarily}. A wait, or a shuffle that waits, is one
+    for a load of the iteration. The state at an instruction: what was passed; the registers whose values were not known
+    before that (before a shuffle or barrier: that depend on loads of the iteration); and the branches that depend on
+    such values, as indices."""
     found, always = {}, post_dominators(after)
     states, todo = {}, [(head, None, frozenset())]
     while todo:
@@ -303,15 +279,20 @@ def behind_barriers(code, after, head):
         late = frozenset(x for x in late if isinstance(x, str) or not always[x] >> index & 1)
         depends = bool(late & i.read()) or any(isinstance(x, int) for x in late)
         found.pop(index, None)
-        if i.base in TO_REGISTERS and passed and not depends:
+        if i.base in TO_REGISTERS and passed not in (None, "store") and not depends:
             found[index] = passed
+        ordered = passed in ("shuffle", "barrier")
         if i.base == "BAR":
             passed, late = "barrier", frozenset()
-        elif i.base == "SHFL" and not passed and depends:
+        elif i.base == "SHFL" and not ordered and depends:
             passed, late, depends = "shuffle", frozenset(), False
+        elif i.base == "STG" and not ordered:
+            passed = "store"
+        elif depends and not passed:
+            passed = "wait"
         if len(after[index]) > 1 and depends:
             late |= {index}
-        elif depends or (UNKNOWN.match(i.base) if passed else i.base in TO_REGISTERS):
+        elif depends or (UNKNOWN.match(i.base) if ordered else i.base in TO_REGISTERS):
             late |= set(i.written())
         elif not i.guard:
             late -= set(i.written())
@@ -320,18 +301,18 @@ def behind_barriers(code, after, head):
 
 
 def warnings_of(code, following, loops):
-    """Returns [(kind, places)] of all loops. Unrolling repeats a source line: a line is reported only if all of its
-    loads in the loop are behind a barrier, because otherwise those behind one belong to the next iteration."""
+    """Returns [[kind, places]] of all loops. Unrolling repeats a source line: a line is reported only if all of its
+    loads in the loop are behind something, because otherwise those that are belong to the next iteration."""
     warnings = {}
     for loop in loops[1:]:
-        if not any(code[node].base in ("BAR", "SHFL") for node in loop.nodes):
-            continue
         found = behind_barriers(code, one_iteration(following, loops, loop), loop.head)
-        loads = Counter(code[node].places for node in loop.nodes if code[node].base in TO_REGISTERS)
-        for places, count in Counter(code[index].places for index in found).items():
-            if count == loads[places]:
-                kinds = {found[index] for index in found if code[index].places == places}
-                warnings[places] = "barrier" if "barrier" in kinds else "shuffle"
+        kinds = defaultdict(list)
+        for node in loop.nodes:
+            if code[node].base in TO_REGISTERS:
+                kinds[code[node].places].append(found.get(node))
+        for places, of in kinds.items():
+            if None not in of:
+                warnings[places] = max([*of, warnings.get(places)], key=PASSED.index)
     return [[kind, list(places)] for places, kind in sorted(warnings.items())]
 
 
@@ -345,35 +326,38 @@ def counted_as(i):
 
 
 def lines_of(instructions):
-    """Returns [file, first, last] of the outermost places: the file with most instructions."""
-    places = [i.places[-1].rsplit(":", 1) for i in instructions if i.places]
-    if not places:
-        return ["", 0, 0]
-    file = Counter(name for name, _ in places).most_common(1)[0][0]
-    lines = [int(line) for name, line in places if name == file]
-    return [file, min(lines), max(lines)]
+    """Returns [file, first, last] of the lines of the innermost function that contains most of the instructions."""
+    chains = [i.places[::-1] for i in instructions if i.places]
+    level, inlined = 0, chains
+    while inlined:
+        level, chains = level + 1, inlined
+        place, count = Counter(chain[level - 1] for chain in chains).most_common(1)[0]
+        inlined = [chain for chain in chains if chain[level - 1] == place and len(chain) > level]
+        if 10 * count < 9 * len(chains):
+            break
+    lines = [chain[level - 1].rsplit(":", 1) for chain in chains]
+    file = Counter(name for name, _ in lines).most_common(1)[0][0] if lines else ""
+    numbers = [int(line) for name, line in lines if name == file] or [0]
+    return [file, min(numbers), max(numbers)]
 
 
 def analyse(code, labels):
     """Returns {"loops", "warnings"} of a kernel."""
     following = successors(code, labels)
-    loops, outstanding = find_loops(following), in_flight(code, following)
-    figures = []
+    loops, figures = find_loops(following), []
     for loop in loops:
         own = [code[node] for node in loop.own]
-        nodes = loop.nodes if loop.depth else loop.own
         figures.append({
             "depth": loop.depth, "parent": loop.parent, "lines": lines_of(own), "bytes": sum(i.loaded for i in own),
-            "in_flight": max((bytes_of(outstanding[node]) for node in nodes), default=0) + copies_in_flight(own),
-            "round_trips": round_trips(own), "tma": any(i.base in TMA for i in own),
+            "in_flight": loads_in_flight(code, following, loop) + copies_in_flight(own),
+            "round_trips": round_trips(own), "tma": any(TMA.match(i.name) for i in own),
             "counts": {"all": len(own), **Counter(map(counted_as, own))}})
     return {"loops": figures, "warnings": warnings_of(code, following, loops)}
 
 
 def main_loop(loops):
-    """Returns the loop that loads most bytes per iteration; the code outside loops if no loop loads any."""
-    return max(loops[1:], key=lambda loop: (loop["bytes"], loop["tma"]), default=loops[0]) if \
-        any(loop["bytes"] or loop["tma"] for loop in loops[1:]) else loops[0]
+    """Returns the loop with TMA copies, else the one that loads most bytes per iteration; loops[0] if no loop loads."""
+    return max(loops, key=lambda loop: (loop["depth"] > 0 and (loop["tma"], loop["bytes"])) or (False, 0))
 
 
 # ---- the command
@@ -402,6 +386,12 @@ def run_tool(command):
     return done
 
 
+def find_nvdisasm(nvcc):
+    """Returns the path of nvdisasm: next to nvcc or on PATH; None if there is none."""
+    beside = os.path.join(os.path.dirname(shutil.which(nvcc) or ""), "nvdisasm")
+    return beside if os.path.exists(beside) else shutil.which("nvdisasm")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", metavar="FILE.cu")
@@ -409,9 +399,7 @@ def main():
     parser.add_argument("--card", choices=CARDS, required=True)
     parser.add_argument("--out", required=True, metavar="FILE")
     options, flags = parser.parse_known_args()      # unknown options, such as -D and -I, go to nvcc
-    beside = os.path.join(os.path.dirname(shutil.which(options.nvcc) or ""), "nvdisasm")
-    nvdisasm = beside if os.path.exists(beside) else shutil.which("nvdisasm")
-    found, cubin = {}, options.out + ".cubin"
+    found, cubin, nvdisasm = {}, options.out + ".cubin", find_nvdisasm(options.nvcc)
     for source in options.sources:
         log = run_tool([options.nvcc, "-x", "cu", "-std=c++17", "-O3", "-lineinfo", "-arch", CARDS[options.card].arch,
                         *flags, "-cubin", "-Xptxas", "-v", source, "-o", cubin]).stderr

@@ -116,7 +116,7 @@ def inputs_of(name):
     if not os.path.exists(f"{program}.json"):
         return {}
     results = Results(read_json(f"{program}.json", "recording"),
-                      registers=read_json(sass, "sass") if os.path.exists(sass) else None)
+                      sass=read_json(sass, "sass") if os.path.exists(sass) else None)
     inputs = {}
     for kernel in results.kernels:
         inputs.setdefault(kernel.range, []).extend([kernel.inputs] * kernel.launches)
