@@ -24,15 +24,17 @@ struct Capability {
     size_t shared_per_multiprocessor, reserved_shared_per_block;
     size_t l1_and_shared;    // bytes of the memory that L1 cache and shared memory divide
     int shared_granularity;  // bytes: a block's shared memory is rounded up to a multiple of this
+    int load_store_units;    // lanes per clock of instructions that access memory; from white papers
 
     size_t shared_per_block() const { return shared_per_multiprocessor - reserved_shared_per_block; }  // with opt-in
     int number() const { return 10 * major + minor; }
 };
-constexpr Capability turing{7, 5, 1024, 16, 64 * kib, 0, 96 * kib, 256};
-constexpr Capability ampere{8, 0, 2048, 32, 164 * kib, kib, 192 * kib, 128};
-constexpr Capability ada{8, 9, 1536, 24, 100 * kib, kib, 128 * kib, 128};
-constexpr Capability hopper{9, 0, 2048, 32, 228 * kib, kib, 256 * kib, 128};
-constexpr Capability blackwell{10, 0, 2048, 32, 228 * kib, kib, 256 * kib, 128};
+constexpr Capability turing{7, 5, 1024, 16, 64 * kib, 0, 96 * kib, 256, 16};
+constexpr Capability ampere{8, 0, 2048, 32, 164 * kib, kib, 192 * kib, 128, 32};
+constexpr Capability ga10x{8, 6, 1536, 16, 100 * kib, kib, 128 * kib, 128, 16};
+constexpr Capability ada{8, 9, 1536, 24, 100 * kib, kib, 128 * kib, 128, 16};
+constexpr Capability hopper{9, 0, 2048, 32, 228 * kib, kib, 256 * kib, 128, 32};
+constexpr Capability blackwell{10, 0, 2048, 32, 228 * kib, kib, 256 * kib, 128, 32};
 
 // Multiprocessors, cache and bus are from NVIDIA's white papers and data sheets. Memory, names and the B200's bus are
 // what the runtime reports. (It reports less memory than the data sheet; the difference depends on the driver.)
@@ -44,7 +46,7 @@ struct Card {
     int bus_bits;
     // For dev/inspect's estimates, from data sheets: memory bandwidth in bytes/s; clock in Hz for which FLOP/s hold;
     // dense FP16 or BF16 FLOP/s with FP32 accumulation; FP32 FLOP/s; L2 bytes per clock (A100: white paper; estimates:
-    // Hopper as A100, Blackwell twice that, Ada and Turing 64 for every 2 or 4 multiprocessors).
+    // Hopper as A100, Blackwell twice that, others 64 for every 2 multiprocessors, or for every 4 on the RTX 4090).
     double bandwidth, clock, tensor_flops, fp32_flops;
     int l2_bytes_per_clock;
 };
@@ -63,6 +65,25 @@ constexpr Card cards[] = {
      320e9, 1.59e9, 65e12, 8.1e12, 1280},
     {"b200", "NVIDIA B200", blackwell, 148, 129536 * kib, 182630 * mib, 7680,
      7.7e12, 1.85e9, 2.25e15, 75e12, 10240},
+    // The GPUs below were added for published measurements (dev/inspect/validation.json). Memory: data sheet.
+    {"h100-pcie", "NVIDIA H100 PCIe", hopper, 114, 50 * mib, 81920 * mib, 5120,
+     2.039e12, 1.62e9, 756e12, 51.2e12, 5120},
+    {"a6000", "NVIDIA RTX A6000", ga10x, 84, 6 * mib, 49152 * mib, 384,
+     768e9, 1.80e9, 154.8e12, 38.7e12, 2688},
+    {"3090", "NVIDIA GeForce RTX 3090", ga10x, 82, 6 * mib, 24576 * mib, 384,
+     936e9, 1.695e9, 71.2e12, 35.6e12, 2624},
+    {"3070", "NVIDIA GeForce RTX 3070", ga10x, 46, 4 * mib, 8192 * mib, 256,
+     448e9, 1.725e9, 40.6e12, 20.3e12, 1472},
+    {"3070-laptop", "NVIDIA GeForce RTX 3070 Laptop GPU", ga10x, 40, 4 * mib, 8192 * mib, 256,
+     448e9, 1.62e9, 33.2e12, 16.6e12, 1280},
+    {"3050-laptop", "NVIDIA GeForce RTX 3050 Laptop GPU", ga10x, 16, 1536 * kib, 4096 * mib, 128,
+     192e9, 1.5e9, 12.3e12, 6.14e12, 512},
+    {"a4000", "NVIDIA RTX A4000", ga10x, 48, 4 * mib, 16384 * mib, 256,
+     448e9, 1.56e9, 76.7e12, 19.2e12, 1536},
+    {"2080ti", "NVIDIA GeForce RTX 2080 Ti", turing, 68, 5632 * kib, 11264 * mib, 352,
+     616e9, 1.545e9, 53.8e12, 13.4e12, 2176},
+    {"2070s", "NVIDIA GeForce RTX 2070 SUPER", turing, 40, 4 * mib, 8192 * mib, 256,
+     448e9, 1.77e9, 36.25e12, 9.06e12, 1280},
 };
 
 // 32-bit registers per multiprocessor and per block, for all GPUs of the table.

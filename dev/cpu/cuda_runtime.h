@@ -200,6 +200,7 @@ inline void run_inspected_grid(const Launch& launch)
     for (uint64_t i = 0, blocks = uint64_t{g.x} * g.y * g.z; i < blocks; i++) {
         const watch::Run run = watch::next_block();
         if (run == watch::Run::STOP) break;
+        if (run == watch::Run::SKIPPED) continue;
         if (run == watch::Run::RECORDED) watch::begin_block(i);
         run_block(launch, i);
         if (run == watch::Run::RECORDED) watch::end_block();

@@ -56,7 +56,8 @@ struct Figures {
     uint64_t hazards = 0;   // races, and reads of uninitialised shared memory
 };
 
-enum class Run : uint8_t { RECORDED, UNRECORDED, STOP };   // how a block runs; STOP: not at all, the launch ends
+// How a block runs. SKIPPED: not at all; STOP: nor do the blocks after it.
+enum class Run : uint8_t { RECORDED, UNRECORDED, SKIPPED, STOP };
 enum class Operand : uint8_t { A, B };
 
 #ifdef CUDA_CPU_INSPECT

@@ -1,21 +1,26 @@
-// A model of a GPU's caches: fully associative, with lines of 128 bytes and LRU replacement. Each line has four sectors
-// of 32 bytes, which are fetched one by one. NVIDIA does not document the real placement and replacement of lines.
+// A model of a GPU's caches, with lines of 128 bytes in sectors of 32, which are fetched one by one. NVIDIA does not
+// document the real placement and replacement of lines.
 //
-// L1: the part of the L1/shared memory array that resident blocks do not use as shared memory, divided by their number.
-// Threads, shared memory and (if known) registers limit that number. Only loads by threads go through L1. Stores,
-// atomics, cp.async of 16 bytes and TMA copies go to L2.
-// L2: one for the whole GPU, empty when a kernel starts. A stored sector is written to memory once, when its line is
-// evicted.
+// L1: fully associative, LRU replacement. Its size is the part of the L1/shared memory array that resident blocks do not
+// use as shared memory, divided by their number. Threads, shared memory and (if known) registers limit that number. Only
+// loads by threads go through L1. Stores, atomics, cp.async of 16 bytes and TMA copies go to L2.
+// L2: one for the whole GPU, empty when a kernel starts. On a GPU, a wave of blocks runs at the same time; here, blocks
+// run one after another. So the model estimates how many sectors the whole GPU has fetched since the last access to a
+// sector; it is still there if they fit:
+//     last access by this block: the sectors that this block has fetched since, times the blocks of a wave
+//     by another block of this wave: none, because both blocks access it at about the same time
+//     by a block of an earlier wave: the sectors that a block fetches on average, times the blocks in between
 #pragma once
 
 #include "requests.h"
 
 #include <list>
 #include <unordered_map>
+#include <utility>
 
 namespace inspect {
 
-class Cache {
+class L1 {
 public:
     void reset(uint64_t bytes)
     {
@@ -24,29 +29,21 @@ public:
         place_.clear();
     }
     // Loads a sector; returns whether it hit.
-    bool load(uint64_t sector) { return set(line_of(sector).present, sector); }
-    // Stores to a sector; returns whether this adds a write to memory (the sector was not dirty).
-    bool store(uint64_t sector)
+    bool load(uint64_t sector)
     {
-        Line& line = line_of(sector);
-        set(line.present, sector);
-        return !set(line.dirty, sector);
+        uint8_t& present = line_of(sector).present;
+        const uint8_t bit = static_cast<uint8_t>(1 << sector % SECTORS), before = present;
+        present |= bit;
+        return before & bit;
     }
 
 private:
     static constexpr uint64_t SECTORS = LINE / SECTOR;
     struct Line {
         uint64_t number;
-        uint8_t present = 0, dirty = 0;   // one bit per sector
+        uint8_t present = 0;   // one bit per sector
     };
 
-    // Sets a sector's bit; returns its previous value.
-    static bool set(uint8_t& bits, uint64_t sector)
-    {
-        const uint8_t bit = static_cast<uint8_t>(1 << sector % SECTORS), before = bits;
-        bits |= bit;
-        return before & bit;
-    }
     // Returns the sector's line and makes it the most recently used one.
     Line& line_of(uint64_t sector)
     {
@@ -68,6 +65,74 @@ private:
     uint64_t capacity_ = 1;
     std::list<Line> lines_;   // most recently used first
     std::unordered_map<uint64_t, std::list<Line>::iterator> place_;
+};
+
+class L2 {
+public:
+    // wave: blocks that run at the same time.
+    void reset(uint64_t bytes, uint64_t wave)
+    {
+        capacity_ = bytes / SECTOR;
+        wave_ = std::max<uint64_t>(1, wave);
+        fetched_ = fetched_before_ = blocks_ = 0;
+        sectors_.clear();
+    }
+    void begin_block(uint64_t number)
+    {
+        block_ = number;
+        blocks_++;
+        fetched_before_ += std::exchange(fetched_, 0);
+    }
+    // Loads a sector; returns whether it hit.
+    bool load(uint64_t sector)
+    {
+        Sector& entry = sectors_[sector];
+        const bool hits = is_present(entry);
+        if (!hits) entry.written = 0;
+        touch(entry, hits);
+        return hits;
+    }
+
+    // A store adds `writes` (0 or 1) to the sectors written to memory: a sector is written once while it stays in L2. It
+    // adds `partial` (-1, 0 or 1) to those of which only a part has been stored: the rest must be fetched.
+    struct Store { int writes, partial; };
+    Store store(uint64_t sector, uint32_t bytes)
+    {
+        Sector& entry = sectors_[sector];
+        const bool hits = is_present(entry);
+        const uint32_t before = hits ? entry.written : 0;
+        const bool was_loaded = hits && entry.is_loaded;
+        touch(entry, hits);
+        entry.written = before | bytes;
+        entry.is_loaded = was_loaded;
+        const int was_partial = before != 0 && before != ~0u, is_partial = entry.written != ~0u;
+        return {before == 0, was_loaded ? 0 : is_partial - was_partial};
+    }
+
+private:
+    struct Sector {
+        uint64_t block = ~uint64_t{0}, fetched = 0;   // last access: its block, and how many sectors that had fetched
+        uint32_t written = 0;                         // one bit per byte
+        bool is_loaded = true;
+    };
+    bool is_present(const Sector& entry) const
+    {
+        if (entry.block == ~uint64_t{0}) return false;
+        if (entry.block == block_) return (fetched_ - entry.fetched) * wave_ <= capacity_;
+        const uint64_t waves = block_ / wave_ - entry.block / wave_;
+        return waves * wave_ * (fetched_before_ + fetched_) / blocks_ <= capacity_;
+    }
+    void touch(Sector& entry, bool hits)
+    {
+        fetched_ += !hits;
+        entry.block = block_;
+        entry.fetched = fetched_;
+        if (!hits) entry.is_loaded = true;
+    }
+
+    uint64_t capacity_ = 0, wave_ = 1, block_ = 0, blocks_ = 0;
+    uint64_t fetched_ = 0, fetched_before_ = 0;   // sectors fetched by this block, and by all recorded ones before it
+    std::unordered_map<uint64_t, Sector> sectors_;
 };
 
 }  // namespace inspect

@@ -15,6 +15,7 @@ REGISTERS = 64 * 1024               # 32-bit registers of a multiprocessor
 REGISTER_GRANULARITY = 256          # a warp's registers are a multiple of this
 WARP_GRANULARITY = 4                # warps are distributed over four schedulers
 L2_PORT = 64                        # bytes per clock between L2 and one multiprocessor (A100 white paper)
+SCHEDULERS = 4                      # of a multiprocessor; each issues an instruction of a warp per clock
 SPECIAL_FUNCTIONS = 16              # results per clock of a multiprocessor: exp2, reciprocal, square root ...
 FP32_LANES = 128                    # results per clock of a multiprocessor's four schedulers
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cpu", "card.h")
@@ -31,6 +32,7 @@ class Card:
     reserved_shared: int            # bytes per block that CUDA reserves
     l1_and_shared: int
     shared_granularity: int
+    load_store_units: int
     key: str
     name: str
     multiprocessors: int
@@ -67,7 +69,7 @@ def read_cards():
         text = file.read()
     capabilities = {name: [number_of(figure) for figure in figures.split(",")]
                     for name, figures in re.findall(r"constexpr Capability (\w+)\{([^}]*)\}", text)}
-    rows = re.findall(r'\{"(\w+)", "([^"]*)", (\w+),([^}]*)\}', text)
+    rows = re.findall(r'\{"([\w-]+)", "([^"]*)", (\w+),([^}]*)\}', text)
     return {key: Card(*capabilities[capability], key, name, *[number_of(figure) for figure in figures.split(",")])
             for key, name, capability, figures in rows}
 

@@ -25,7 +25,7 @@ instructions, barriers. Other arithmetic is not counted.
 import math
 from dataclasses import dataclass
 
-from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SPECIAL_FUNCTIONS, WARP,
+from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SCHEDULERS, SECTOR, SPECIAL_FUNCTIONS, WARP,
                    WARP_GRANULARITY)
 
 MEMORY_SHARE = 0.92         # a large copy on HBM or GDDR6X: the rest is refresh and read-write turnaround
@@ -36,6 +36,19 @@ TENSOR_SHARE = 0.70         # large BF16 products by cuBLASLt on an H100, whose 
 FP32_SHARE = 0.85           # large FP32 products by cuBLASLt
 TURNS_OVERLAP = 0.55        # ping-pong scheduling: hidden part of the shorter of products and softmax; see above
 PIECE_SECONDS = 4.5e-6      # overhead per work tile of attention, in a block; see above
+ISSUE_SHARE = 0.9
+SHARPNESS = 3
+MEMORY_LATENCY = 450e-9
+L2_CLOCKS = 250
+L1_CLOCKS = 35
+SHARED_CLOCKS = 28
+BARRIER_CLOCKS = 40
+BLOCK_CLOCKS = 600
+PARTIAL_BYTES = 100
+ATOMICS_PER_CLOCK = 1.4
+BLOCKS_PER_CLOCK = 0.9
+FITTED = ("MEMORY_SHARE", "L2_SHARE", "L1_SHARE", "ISSUE_SHARE", "SHARPNESS", "MEMORY_LATENCY", "L2_CLOCKS",
+          "BLOCK_CLOCKS", "PARTIAL_BYTES", "KERNEL_SECONDS")
 KERNEL_SECONDS = 2.5e-6     # the shortest kernel: start of its blocks, a load, a store, the end
 GAP_SECONDS = 1e-6          # between two dependent kernels of a CUDA graph
 
@@ -69,10 +82,11 @@ def resident_blocks(card, threads, shared, registers=None):
 
 
 def launch_bounds(card, launch, blocks, resident, softmax=Softmax()):
-    """Returns {bound: seconds}. launch: the totals of one launch, from a recording; resident: see resident_blocks()."""
+    """Returns {bound: seconds}. launch: the totals of one launch, from a recording; with "instructions" and "fp32", the
+    warp instructions from the machine code, if it is known. resident: see resident_blocks()."""
     busy = min(blocks, card.multiprocessors)
     # All blocks do the same work, so multiprocessors without a block are idle during the last wave.
-    waves = blocks / (resident * card.multiprocessors) if resident else 0
+    waves = blocks / (max(1, resident) * card.multiprocessors)
     tail = math.ceil(waves) / waves if waves > 1 else 1.0
     clocks = card.clock * busy
     l2 = min(L2_SHARE * card.l2_bytes_per_clock * card.clock, L2_PORT * clocks)
@@ -80,13 +94,36 @@ def launch_bounds(card, launch, blocks, resident, softmax=Softmax()):
     scores = tail * softmax.scores * (1 / SPECIAL_FUNCTIONS + softmax.instructions / FP32_LANES) / clocks
     hidden = TURNS_OVERLAP * min(products, scores) if softmax.turns else 0
     pieces = softmax.pieces / busy * PIECE_SECONDS
-    moved = launch["dram_load"] + launch["dram_store"]
+    moved = launch["dram_load"] + launch["dram_store"] + launch["partial_fetched"]
+    cycles = launch["cycles" if card.load_store_units == WARP else "cycles_of_16"]
+    fp32 = card.fp32 / card.multiprocessors / card.clock / 2 / WARP      # warp instructions per clock
+    waits = (BLOCK_CLOCKS + (launch["waits_l2"] * L2_CLOCKS + launch["waits_l1"] * L1_CLOCKS +
+                             (launch["waits_shared"] + launch["exchanges"]) * SHARED_CLOCKS +
+                             launch["barriers"] * BARRIER_CLOCKS) / blocks) / card.clock
+    waits += launch["waits_memory"] / blocks * MEMORY_LATENCY
     return {"memory": moved / min(MEMORY_SHARE * card.bandwidth, L2_PORT * clocks),
-            "L2": launch["l2"] / l2,
-            "L1 and shared": tail * launch["wavefronts"] / (L1_SHARE * clocks),
+            "L2": (launch["l2"] * SECTOR + launch["partial"] * PARTIAL_BYTES) / l2,
+            "L1 and shared": tail * cycles / (L1_SHARE * clocks),
+            "instructions": tail * max(launch.get("instructions", 0) / SCHEDULERS,
+                                       launch.get("fp32", 0) / fp32) / (ISSUE_SHARE * clocks),
             "special functions": 0 if softmax.scores else tail * launch["special"] / SPECIAL_FUNCTIONS / clocks,
             "softmax" if scores > products else "tensor cores": products + scores - hidden + pieces,
-            "a launch": KERNEL_SECONDS}
+            "latency": max(1, math.ceil(waves) if waves < 8 else waves) * waits,
+            "atomics": launch["hot_atomics"] / (ATOMICS_PER_CLOCK * card.clock),
+            "block starts": blocks / (BLOCKS_PER_CLOCK * card.clock)}
+
+
+def combined(bounds):
+    """Returns the time of a launch: a smooth maximum of its bounds, because none of them overlaps the others fully."""
+    longest = max(bounds.values())
+    if longest == 0:
+        return KERNEL_SECONDS
+    return KERNEL_SECONDS + longest * sum((b / longest) ** SHARPNESS for b in bounds.values()) ** (1 / SHARPNESS)
+
+
+def launch_seconds(*inputs):
+    """Returns the time of a launch; inputs: see launch_bounds()."""
+    return combined(launch_bounds(*inputs))
 
 
 # ---- a matmul

@@ -13,8 +13,9 @@
 // Environment: INSPECT_OUT (the output), INSPECT_MODE (sample: few blocks run; few: all run, few are recorded; whole,
 // default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
 // INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
-// (addresses of barriers to skip), INSPECT_REGISTERS (output of registers.py), INSPECT_FROM (an NVTX range: its
-// first launch starts the recording, its second one ends the program).
+// (addresses of barriers to skip), INSPECT_REGISTERS (output of sass.py), INSPECT_FROM (an NVTX range: its
+// first launch starts the recording, its second one ends the program), INSPECT_RACES (no: races are not looked for, which
+// takes half the time).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -44,7 +45,8 @@ constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", 
 
 // How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses.
 // In a grid with a second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of
-// blocks are recorded, until `far_too_many` accesses.
+// blocks are recorded, until `far_too_many` accesses. If not even two rows are within that limit, blocks 0 and 1 are
+// recorded and the first one of the second row: see memory_loads().
 struct Limits {
     uint64_t blocks, accesses, too_many, far_too_many;
 };
@@ -93,7 +95,10 @@ public:
         if (last_.has(p)) return {Space::GLOBAL, last_.at + (p - last_.begin)};
         if (gaps_[p / PAGE % gaps_.size()].has(p)) return {Space::OTHER, 0};
         for (const Range& array : arrays_)
-            if (array.has(p)) return {Space::SHARED, array.at + (p - array.begin)};
+            if (array.has(p)) {
+                accessed[array.at] = array.bytes;
+                return {Space::SHARED, array.at + (p - array.begin)};
+            }
         const auto next = allocations_.upper_bound(p);
         if (next != allocations_.begin() && std::prev(next)->second.has(p)) {
             last_ = std::prev(next)->second;
@@ -102,6 +107,7 @@ public:
         note_gap(p / PAGE * PAGE);
         return {Space::OTHER, 0};
     }
+    std::map<uint64_t, uint64_t> accessed;   // offset and bytes of the static arrays that have been found
     uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
     // Returns the static array at an offset in shared memory ("" for dynamic shared memory), and the offset in it.
     std::pair<std::string, uint64_t> within_array(uint64_t at) const
@@ -193,7 +199,15 @@ struct Site {
 // ==== kernels ============================================================================================
 
 struct Totals {
-    uint64_t dram_load = 0, dram_store = 0, l2 = 0, wavefronts = 0, flops = 0, special = 0;
+    uint64_t dram_load = 0, dram_store = 0, l2 = 0, flops = 0, special = 0;   // sectors; tensor cores; exp2 and similar
+    uint64_t partial = 0;          // stores of a part of a sector
+    uint64_t partial_fetched = 0;  // sectors of which only a part has been stored: memory must deliver the rest
+    // Cycles of L1 and shared memory: a request takes its wavefronts (global memory: its lines, because one tag is
+    // looked up per cycle), at least 1; or at least 2, on multiprocessors with 16 load/store units instead of 32.
+    uint64_t cycles = 0, cycles_of_16 = 0;
+    // Of one warp, the one that waits longest before each barrier, summed over blocks: see Waits.
+    uint64_t waits_shared = 0, waits_l1 = 0, waits_l2 = 0, waits_memory = 0, exchanges = 0, barriers = 0;
+    uint64_t rounds = 0;           // rounds of loads of global memory, of all warps
 };
 
 struct Side {
@@ -217,17 +231,28 @@ struct Kernel {
     size_t number = 0;       // index in `kernels`; `sequence` refers to it
     uint64_t launches = 0, recorded_blocks = 0, accesses = 0;
     bool recorded = false;   // one of its launches is or has been recorded
+    uint64_t wave = 1;       // blocks that run at the same time
+    std::vector<uint64_t> numbers;         // of the recorded blocks
+    std::map<uint64_t, uint64_t> arrays;   // offset and bytes of the static arrays that recorded blocks access
 
     std::vector<Site> sites;
     std::map<decltype(std::declval<Site>().key()), uint32_t> site_numbers;
     std::set<std::tuple<std::string, uintptr_t, uint32_t>> syncs;   // name, pc and stack
     Totals totals;
     std::vector<Totals> after_block;
+    double hot_atomics = 0;
     std::map<std::tuple<uint32_t, uint32_t, const char*>, Hazard> races;   // key: both sites and the reason
     std::map<uint32_t, Hazard> uninitialised;
 
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
     unsigned threads() const { return shape.block[0] * shape.block[1] * shape.block[2]; }
+    // The arrays that the kernel declares itself, or those that it accesses, also in functions that it calls.
+    uint64_t static_shared() const
+    {
+        uint64_t accessed = 0;
+        for (const auto& [at, bytes] : arrays) accessed += bytes;
+        return std::max<uint64_t>(shape.static_shared, accessed);
+    }
     bool has_hazards() const { return !races.empty() || !uninitialised.empty(); }
 };
 
@@ -243,6 +268,22 @@ static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
     const size_t half = after.size() / 2;
     const double before = half == 0 ? 0 : static_cast<double>(after[half - 1].*figure);
     return total + (all - seen) * (total - before) / (seen - static_cast<double>(half));
+}
+
+// Returns the sectors that a launch loads from memory. If the recorded blocks are 0, 1 and the first one of the second
+// row: block 1 finds in L2 what the blocks of a row share, and the third block what those of a column share. All blocks
+// of a wave that share a sector load it once.
+static double memory_loads(const Kernel& kernel)
+{
+    const auto& after = kernel.after_block;
+    const uint64_t row = kernel.shape.grid[0];
+    if (after.size() != 3 || kernel.numbers.back() != row || row < 3) return of_launch(kernel, &Totals::dram_load);
+    const double alone = static_cast<double>(after[0].dram_load);
+    const double of_row = alone - static_cast<double>(after[1].dram_load - after[0].dram_load);
+    const double of_column = alone - static_cast<double>(after[2].dram_load - after[1].dram_load);
+    const double wave = static_cast<double>(kernel.wave), across = std::min(wave, static_cast<double>(row));
+    const double down = std::max(1.0, wave / static_cast<double>(row));
+    return static_cast<double>(kernel.blocks()) * (alone - of_row * (1 - 1 / across) - of_column * (1 - 1 / down));
 }
 
 // ==== threads ============================================================================================
@@ -275,7 +316,20 @@ private:
 
 struct Event {
     uint64_t address;
-    uint32_t site;
+    uint32_t site, segment;
+};
+
+// Latency. A warp waits for its loads, but a compiler issues several before the first wait: it unrolls loops and moves
+// loads up. Model: between two stores or synchronisations of a thread, UNROLL consecutive executions of every load are
+// in flight together. They form a round; the warp waits once, for the slowest memory that a load of the round goes to.
+constexpr unsigned UNROLL = 4;
+enum Level : uint8_t { NO_WAIT, WAIT_SHARED, WAIT_L1, WAIT_L2, WAIT_MEMORY };
+
+// A request of a warp that is not yet counted.
+struct Queued {
+    uint32_t site, round;
+    unsigned merged;   // bytes per lane of the load that nvcc makes of this and the next requests; 0: in an earlier one
+    Request request;
 };
 
 struct PendingCopy {
@@ -293,6 +347,7 @@ struct Thread {
     Tick step = 1;
     bool is_over = false;
     uint32_t stack = 0;
+    uint32_t segment = 0;    // stores and synchronisations so far: loads are not moved across them
     std::vector<Event> events;
     Registers registers;
     std::vector<PendingCopy> copies;
@@ -340,11 +395,12 @@ using Shape = std::tuple<const void*, std::string, std::array<unsigned, 6>, size
 // ---- settings
 static const cuda_cpu::Card* card_;   // card() is a function of dev/cpu
 static bool is_sample, is_whole;      // INSPECT_MODE
+static bool finds_races;
 static std::string only, from;
 static std::set<std::string> except;
 static double seconds;
 static std::set<uintptr_t> removed;
-static json registers = json::object();   // the output of registers.py
+static json registers = json::object();   // the output of sass.py
 static bool is_open, is_written;
 static std::chrono::steady_clock::time_point start;
 
@@ -364,7 +420,13 @@ static Kernel* kernel;
 static uint64_t next_number;
 static bool records_launch;
 static Shadow global_shadow, shared_shadow;
-static Cache l1, l2;
+static L1 l1;
+static L2 l2;
+struct Atomics {
+    uint64_t requests = 0, blocks = 0;   // requests per sector; blocks with such requests
+    uint64_t last_block = ~uint64_t{0};
+};
+static std::unordered_map<uint64_t, Atomics> atomics;            // by address / ATOMIC_REGION
 static std::map<uint64_t, std::map<unsigned, Clock>> released;   // address of an atomic -> block -> clock
 
 // ---- the block
@@ -377,6 +439,8 @@ static std::map<unsigned, Clock> acquired;       // clocks of other blocks, rece
 static std::vector<Box> boxes;
 static std::vector<WgmmaProduct> wgmmas;
 static std::vector<Tick> wgmma_ticks;            // per warp: completed wgmma
+static std::vector<std::vector<Queued>> queues;  // per warp: requests since the last barrier
+static std::vector<uint32_t> rounds, exchanges;  // per warp: rounds and collectives since the last barrier
 
 // Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
 // instrumented copies.
@@ -526,6 +590,7 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
 static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later)
 {
     kernel->accesses++;
+    if (!finds_races) return;
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t granule = (at + done) / GRANULE, first = (at + done) % GRANULE;
         const uint64_t count = std::min<uint64_t>(GRANULE - first, bytes - done);
@@ -561,13 +626,20 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
     Thread& t = me();
     const uint32_t number = find_site(pc, part, bytes, place.space, access, by);
     if (access == Access::LOAD && by == By::THREAD && t.registers.hold(place.space, number, place.at)) return;
-    if (access == Access::STORE) t.registers.drop(place.space);
-    t.events.push_back({place.at, number});
+    if (access == Access::STORE) {
+        t.registers.drop(place.space);
+        t.segment++;
+    }
+    t.events.push_back({place.at, number, t.segment});
     if (by == By::ATOMIC && place.space == Space::GLOBAL) {
         auto& by_block = released[place.at];
         for (const auto& [other, clock] : by_block)
             if (other != block) acquired[other] = join(acquired[other], clock);
         if (t.released != nullptr) by_block[block] = join(by_block[block], t.released);
+    }
+    if (!finds_races) {
+        kernel->accesses++;
+        return;
     }
     const Kind kind = by == By::ATOMIC ? Kind::ATOMIC : access == Access::STORE ? Kind::WRITE : Kind::READ;
     touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
@@ -594,17 +666,30 @@ void access(Access access, By by, const void* address, unsigned bytes, const voi
 
 // ==== requests ===========================================================================================
 
-static void account_global(Site& site, const Request& request)
+// NVIDIA does not document how L2 distributes addresses over its slices. Model: each slice executes one atomic on a
+// sector at a time, and has regions of this size.
+constexpr uint64_t ATOMIC_REGION = 4096;
+
+// Returns the slowest memory that a load of the request goes to.
+static Level account_global(Site& site, const Request& request)
 {
     Totals& totals = kernel->totals;
+    Level level = WAIT_L1;
     const bool through_l1 = site.by == By::THREAD && site.access == Access::LOAD;
     for (uint64_t sector : request.units(SECTOR)) {
         site.sectors++;
         if (site.access == Access::STORE) {
+            const uint32_t bytes = request.bytes_of_sector(sector);
+            const L2::Store store = l2.store(sector, bytes);
             totals.l2++;
-            const bool is_new = l2.store(sector);
-            totals.dram_store += is_new;
-            site.dram_sectors += is_new;
+            totals.partial += bytes != ~0u;
+            totals.partial_fetched += static_cast<uint64_t>(static_cast<int64_t>(store.partial));
+            totals.dram_store += static_cast<uint64_t>(store.writes);
+            site.dram_sectors += static_cast<uint64_t>(store.writes);
+            if (site.by != By::ATOMIC) continue;
+            Atomics& of_region = atomics[sector * SECTOR / ATOMIC_REGION];
+            of_region.requests++;
+            of_region.blocks += std::exchange(of_region.last_block, block) != block;
             continue;
         }
         if (through_l1 && l1.load(sector)) {
@@ -612,35 +697,55 @@ static void account_global(Site& site, const Request& request)
             continue;
         }
         totals.l2++;
+        level = std::max(level, WAIT_L2);
         if (l2.load(sector)) continue;
+        level = WAIT_MEMORY;
         totals.dram_load++;
         site.dram_sectors++;
     }
     site.least_sectors += request.least_sectors();
+    return through_l1 ? level : NO_WAIT;
 }
 
-static void account(Site& site, const Request& request)
+// Adds the cycles of the load/store units and of L1 or shared memory; see Totals.
+static void add_cycles(uint64_t cycles)
 {
+    kernel->totals.cycles += std::max<uint64_t>(1, cycles);
+    kernel->totals.cycles_of_16 += std::max<uint64_t>(2, cycles);
+}
+
+// Counts a request; returns the slowest memory that its warp waits for.
+static Level account(const Queued& queued)
+{
+    Site& site = kernel->sites[queued.site];
+    const Request& request = queued.request;
     site.requests++;
     site.lanes += request.lanes();
     site.bytes_used += uint64_t{request.lanes()} * request.bytes;
     double ratio = 1;
+    Level level = NO_WAIT;
     if (site.space == Space::SHARED) {
         const Request::Wavefronts wavefronts = request.wavefronts();
         site.wavefronts += wavefronts.taken;
         site.least_wavefronts += wavefronts.least;
-        kernel->totals.wavefronts += wavefronts.taken;
         ratio = static_cast<double>(wavefronts.taken) / wavefronts.least;
+        if (site.access == Access::LOAD) level = WAIT_SHARED;
+        Request merged = request;
+        merged.bytes = queued.merged;
+        if (site.by == By::ATOMIC) add_cycles(request.lanes_of_a_bank());
+        else if (merged.bytes != 0) add_cycles(merged.wavefronts().taken);
     } else {
         const uint64_t sectors = site.sectors, least = site.least_sectors;
-        account_global(site, request);
+        level = account_global(site, request);
         ratio = static_cast<double>(site.sectors - sectors) / (site.least_sectors - least);
+        add_cycles(request.units(LINE).size());
     }
     const double rank = ratio * 64 + request.lanes();   // highest ratio first, then most active lanes
     if (rank > site.worst_rank) {
         site.worst_rank = rank;
         site.worst = request;
     }
+    return level;
 }
 
 // Counts accesses by TMA or wgmma: chunks of 16 bytes, assumed to be transferred in the best order.
@@ -656,7 +761,7 @@ static void account_bulk(Site& site, const std::vector<uint64_t>& chunks)
         const uint64_t taken = *std::max_element(words.begin(), words.end());
         site.wavefronts += taken;
         site.least_wavefronts += (chunks.size() * GRANULE + LINE - 1) / LINE;
-        kernel->totals.wavefronts += taken;
+        add_cycles(taken);
         return;
     }
     for (size_t i = 0; i < chunks.size(); i += LANES) {
@@ -670,18 +775,46 @@ static void account_bulk(Site& site, const std::vector<uint64_t>& chunks)
     }
 }
 
-// Forms requests from the buffered accesses of a warp's lanes and counts them. Called when the warp synchronises.
+// nvcc merges loads of neighbouring words of shared memory, if it knows their alignment: it often does, because tiles
+// have constant sizes. Sets Queued::merged of one instruction's requests; indices: of these requests, in their order.
+static void merge(std::vector<Queued>& queue, const std::vector<uint32_t>& indices)
+{
+    const auto follows = [&](size_t at, unsigned count) {
+        if (at + count > indices.size()) return false;
+        const Request& first = queue[indices[at]].request;
+        for (unsigned lane = 0; lane < LANES; lane++) {
+            if (!(first.active >> lane & 1)) continue;
+            if (first.address[lane] % (count * first.bytes) != 0) return false;
+            for (unsigned i = 1; i < count; i++)
+                if (queue[indices[at + i]].request.address[lane] != first.address[lane] + i * first.bytes) return false;
+        }
+        for (unsigned i = 1; i < count; i++)
+            if (queue[indices[at + i]].request.active != first.active) return false;
+        return true;
+    };
+    for (size_t at = 0; at < indices.size();) {
+        const unsigned bytes = queue[indices[at]].request.bytes;
+        unsigned count = std::max(1u, 16 / bytes);
+        while (count > 1 && !follows(at, count)) count /= 2;
+        for (unsigned i = 0; i < count; i++) queue[indices[at + i]].merged = i == 0 ? count * bytes : 0;
+        at += count;
+    }
+}
+
+// Forms requests from the buffered accesses of a warp's lanes. Called when the warp synchronises.
 static void flush(unsigned warp)
 {
     struct OfSite {
         std::vector<uint32_t> requests;   // [n]: index of the request of the n-th accesses
         unsigned lane = LANES, accesses = 0;
+        uint32_t segment = 0, in_segment = 0;
     };
     static std::vector<OfSite> of_sites;
-    static std::vector<std::pair<uint32_t, Request>> requests;
-    requests.clear();
+    std::vector<Queued>& queue = queues[warp];
+    const size_t begin = queue.size();
     of_sites.resize(std::max(of_sites.size(), kernel->sites.size()));
     const unsigned first = warp * LANES, last = std::min(first + LANES, threads_in_block);
+    std::map<std::pair<uint32_t, uint32_t>, uint32_t> round_numbers;   // {segment, executions / UNROLL} -> round
     for (unsigned t = first; t < last; t++) {
         const unsigned lane = t - first;
         for (const Event& event : threads[t].events) {
@@ -690,21 +823,77 @@ static void flush(unsigned warp)
             of_site.lane = lane;
             const unsigned nth = of_site.accesses++;
             if (nth == of_site.requests.size()) {
-                of_site.requests.push_back(static_cast<uint32_t>(requests.size()));
-                requests.push_back({event.site, {}});
-                requests.back().second.bytes = kernel->sites[event.site].bytes;
+                of_site.in_segment = nth > 0 && of_site.segment == event.segment ? of_site.in_segment + 1 : 0;
+                of_site.segment = event.segment;
+                const auto [place, is_new] =
+                    round_numbers.try_emplace({event.segment, of_site.in_segment / UNROLL}, rounds[warp]);
+                rounds[warp] += is_new;
+                const unsigned bytes = kernel->sites[event.site].bytes;
+                of_site.requests.push_back(static_cast<uint32_t>(queue.size()));
+                queue.push_back({event.site, place->second, bytes, {}});
+                queue.back().request.bytes = bytes;
             }
-            Request& request = requests[of_site.requests[nth]].second;
+            Request& request = queue[of_site.requests[nth]].request;
             request.address[lane] = event.address;
             request.active |= 1u << lane;
         }
         threads[t].events.clear();
+        threads[t].segment++;
     }
-    for (const auto& [number, request] : requests) {
-        account(kernel->sites[number], request);
-        of_sites[number].requests.clear();
-        of_sites[number].lane = LANES;
+    for (size_t i = begin; i < queue.size(); i++) {
+        OfSite& of_site = of_sites[queue[i].site];
+        const Site& site = kernel->sites[queue[i].site];
+        if (site.space == Space::SHARED && site.access == Access::LOAD && site.by == By::THREAD)
+            merge(queue, of_site.requests);
+        of_site.requests.clear();
+        of_site.lane = LANES;
     }
+}
+
+// Counts the requests since the last barrier: the warps in turn, one request each, because they run at the same time.
+static void drain()
+{
+    static std::vector<std::vector<Level>> levels;
+    levels.resize(std::max<size_t>(levels.size(), warps()));
+    for (unsigned warp = 0; warp < warps(); warp++) {
+        flush(warp);
+        levels[warp].assign(rounds[warp], NO_WAIT);
+    }
+    bool is_more = true;
+    for (size_t n = 0; is_more; n++) {
+        is_more = false;
+        for (unsigned warp = 0; warp < warps(); warp++) {
+            if (n >= queues[warp].size()) continue;
+            is_more = true;
+            const Queued& queued = queues[warp][n];
+            Level& level = levels[warp][queued.round];
+            level = std::max(level, account(queued));
+        }
+    }
+    // The warp that waits longest, by rough latencies.
+    std::array<uint64_t, 6> longest{};
+    uint64_t most = 0;
+    for (unsigned warp = 0; warp < warps(); warp++) {
+        constexpr uint64_t weights[] = {0, 1, 1, 8, 20, 1};
+        std::array<uint64_t, 6> waits{};
+        for (Level level : levels[warp]) {
+            waits[level]++;
+            kernel->totals.rounds += level >= WAIT_L1;
+        }
+        waits[5] = exchanges[warp];
+        uint64_t sum = 0;
+        for (size_t i = 0; i < waits.size(); i++) sum += weights[i] * waits[i];
+        if (sum > most) longest = waits;
+        most = std::max(most, sum);
+        queues[warp].clear();
+        rounds[warp] = exchanges[warp] = 0;
+    }
+    Totals& totals = kernel->totals;
+    totals.waits_shared += longest[WAIT_SHARED];
+    totals.waits_l1 += longest[WAIT_L1];
+    totals.waits_l2 += longest[WAIT_L2];
+    totals.waits_memory += longest[WAIT_MEMORY];
+    totals.exchanges += longest[5];
 }
 
 // ==== launches and blocks ================================================================================
@@ -721,6 +910,7 @@ static void open()
     card_ = cuda_cpu::card() != nullptr ? cuda_cpu::card() : cuda_cpu::find_card("h100");
     is_sample = setting("INSPECT_MODE") == "sample";
     is_whole = !is_sample && setting("INSPECT_MODE") != "few";
+    finds_races = setting("INSPECT_RACES") != "no";
     only = setting("INSPECT_KERNEL");
     from = setting("INSPECT_FROM");
     seconds = atof(setting("INSPECT_SECONDS").c_str());
@@ -740,6 +930,13 @@ static void end_program(const std::string& ended)
     _Exit(0);
 }
 
+static void end_if_late()
+{
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+    if (seconds > 0 && passed.count() > seconds)
+        end_program("after " + std::to_string(static_cast<int>(seconds)) + " s (--seconds)");
+}
+
 // Returns the Kernel of a launch. Launches with the same function, NVTX range, grid, block, dynamic shared memory,
 // integer arguments and null pointers share one.
 static Kernel* find_kernel(const LaunchShape& shape, const std::string& range)
@@ -756,12 +953,48 @@ static Kernel* find_kernel(const LaunchShape& shape, const std::string& range)
     return place->second;
 }
 
+// Returns how many blocks of this kernel fit into a multiprocessor's register file; no limit if the count is unknown.
+static uint64_t blocks_by_registers()
+{
+    constexpr uint64_t no_limit = std::numeric_limits<uint64_t>::max();
+    const auto found = registers.find(kernel->symbol);
+    if (found == registers.end()) return no_limit;
+    constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;   // as in estimate.py's resident_blocks()
+    const unsigned of_thread = (*found)["registers"];
+    const unsigned of_warp = (of_thread * LANES + granularity - 1) / granularity * granularity;
+    const unsigned warps = (kernel->threads() + LANES - 1) / LANES;
+    return of_warp == 0 ? no_limit : file / of_warp / quarters * quarters / warps;
+}
+
+static uint64_t shared_bytes_of_block()
+{
+    const size_t bytes = kernel->shape.dynamic_shared + kernel->static_shared();
+    return bytes + card_->capability.reserved_shared_per_block;
+}
+
+// Returns how many blocks are resident on a multiprocessor.
+static uint64_t resident_blocks()
+{
+    const cuda_cpu::Capability& c = card_->capability;
+    const uint64_t limits[] = {c.threads_per_multiprocessor / kernel->threads(),
+                               static_cast<uint64_t>(c.blocks_per_multiprocessor),
+                               c.shared_per_multiprocessor / std::max<uint64_t>(1, shared_bytes_of_block()),
+                               blocks_by_registers()};
+    return std::max<uint64_t>(1, *std::min_element(std::begin(limits), std::end(limits)));
+}
+
+// Returns the bytes of L1 per block when as many blocks are resident on a multiprocessor as fit.
+static uint64_t l1_bytes_per_block()
+{
+    constexpr size_t least = 16 * cuda_cpu::kib;
+    const size_t all = card_->capability.l1_and_shared;
+    return (all - std::min(all - least, resident_blocks() * shared_bytes_of_block())) / resident_blocks();
+}
+
 void begin_launch(const LaunchShape& shape)
 {
     open();
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    if (seconds > 0 && passed.count() > seconds)
-        end_program("after " + std::to_string(static_cast<int>(seconds)) + " s (--seconds)");
+    end_if_late();
     const std::string range = strcmp(shape.range, no_range) == 0 ? "" : shape.range;
     if (!from.empty() && range == from && ++from_launches == 2)
         end_program("after one pass from " + from + " to the next");
@@ -778,13 +1011,17 @@ void begin_launch(const LaunchShape& shape)
     kernel->recorded = true;
     global_shadow.clear();
     released.clear();
-    l2.reset(card_->l2_bytes);
+    atomics.clear();
+    kernel->wave = std::min(kernel->blocks(), resident_blocks() * card_->multiprocessors);
+    l2.reset(card_->l2_bytes, kernel->wave);
     kernel->after_block.clear();
+    kernel->numbers.clear();
 }
 
 // Returns whether the launch's next block is recorded, only run, or skipped.
 Run next_block()
 {
+    end_if_late();
     const uint64_t number = next_number++;
     // The program may depend on the result of a kernel with a single block, so such a block always runs.
     const Run otherwise = is_sample && kernel->blocks() > 1 ? Run::STOP : Run::UNRECORDED;
@@ -797,34 +1034,11 @@ Run next_block()
     const bool enough = number >= std::min(limits.blocks, 2 * row + 6) && row_is_done &&
                         kernel->accesses >= limits.accesses;
     const bool too_many = kernel->accesses >= (row_is_done ? limits.too_many : limits.far_too_many);
-    return enough || too_many ? otherwise : Run::RECORDED;
-}
-
-// Returns how many blocks of this kernel fit into a multiprocessor's register file; no limit if the count is unknown.
-static uint64_t blocks_by_registers()
-{
-    constexpr uint64_t no_limit = std::numeric_limits<uint64_t>::max();
-    const auto found = registers.find(kernel->symbol);
-    if (found == registers.end()) return no_limit;
-    constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;   // as in estimate.py's resident_blocks()
-    const unsigned of_thread = (*found)["registers"];
-    const unsigned of_warp = (of_thread * LANES + granularity - 1) / granularity * granularity;
-    const unsigned warps = (kernel->threads() + LANES - 1) / LANES;
-    return of_warp == 0 ? no_limit : file / of_warp / quarters * quarters / warps;
-}
-
-// Returns the bytes of L1 per block when as many blocks are resident on a multiprocessor as fit.
-static uint64_t l1_bytes_per_block()
-{
-    const cuda_cpu::Capability& c = card_->capability;
-    const LaunchShape& shape = kernel->shape;
-    const size_t shared = shape.dynamic_shared + shape.static_shared + c.reserved_shared_per_block;
-    const uint64_t limits[] = {c.threads_per_multiprocessor / kernel->threads(),
-                               static_cast<uint64_t>(c.blocks_per_multiprocessor),
-                               c.shared_per_multiprocessor / shared, blocks_by_registers()};
-    const uint64_t blocks = std::max<uint64_t>(1, *std::min_element(std::begin(limits), std::end(limits)));
-    constexpr size_t least = 16 * cuda_cpu::kib;
-    return (c.l1_and_shared - std::min(c.l1_and_shared - least, blocks * shared)) / blocks;
+    if (!enough && !too_many) return Run::RECORDED;
+    // Few blocks of a large grid: also block 1 and the first one of the second row.
+    if (row < 3 || kernel->recorded_blocks > 2 || number > row) return otherwise;
+    if (number == 1 || number == row) return Run::RECORDED;
+    return is_sample ? Run::SKIPPED : Run::UNRECORDED;
 }
 
 void begin_block(uint64_t number)
@@ -843,15 +1057,34 @@ void begin_block(uint64_t number)
     boxes.clear();
     wgmmas.clear();
     wgmma_ticks.assign(threads_in_block / LANES + 1, 0);
+    queues.resize(std::max<size_t>(queues.size(), warps()));
+    rounds.assign(warps(), 0);
+    exchanges.assign(warps(), 0);
     l1.reset(l1_bytes_per_block());
+    l2.begin_block(number);
+}
+
+// Returns the requests of the launch to the region with most atomics. A region that several recorded blocks access is
+// assumed to be accessed by the others as well.
+static double hot_atomics()
+{
+    const double scale = static_cast<double>(kernel->blocks()) / static_cast<double>(kernel->recorded_blocks);
+    double most = 0;
+    for (const auto& [region, found] : atomics)
+        most = std::max(most, static_cast<double>(found.requests) * (found.blocks > 1 ? scale : 1));
+    return most;
 }
 
 void end_block()
 {
-    for (unsigned warp = 0; warp < warps(); warp++) flush(warp);
+    drain();
     recording = false;
     kernel->recorded_blocks++;
+    kernel->numbers.push_back(block);
+    kernel->arrays.insert(memory.accessed.begin(), memory.accessed.end());
+    memory.accessed.clear();
     kernel->after_block.push_back(kernel->totals);
+    kernel->hot_atomics = hot_atomics();
 }
 
 void product(const Product& product)
@@ -882,7 +1115,7 @@ Figures take_figures()
             all.wavefronts += scale * static_cast<double>(site.wavefronts);
             all.least_wavefronts += scale * static_cast<double>(site.least_wavefronts);
         }
-        all.memory_bytes += of_all * SECTOR * (of_launch(*kernel, &Totals::dram_load) +
+        all.memory_bytes += of_all * SECTOR * (memory_loads(*kernel) +
                                                of_launch(*kernel, &Totals::dram_store));
         all.hazards += kernel->races.size() + kernel->uninitialised.size();
     }
@@ -964,7 +1197,8 @@ void barrier_completed(const char*)
     std::vector<unsigned> all;
     for (unsigned t = 0; t < threads_in_block; t++) all.push_back(t);
     meet(all);
-    for (unsigned warp = 0; warp < warps(); warp++) flush(warp);
+    drain();
+    kernel->totals.barriers++;
 }
 
 // Shuffles, votes and __syncwarp order the accesses of the lanes; tensor-core instructions do not.
@@ -980,6 +1214,7 @@ void collective_completed(unsigned first, unsigned lanes, const char* name)
         group.push_back(first + static_cast<unsigned>(__builtin_ctz(rest)));
     if (name[0] == '_') meet(group);
     else pass(group);
+    exchanges[first / LANES]++;
     if (lanes == alive) flush(first / LANES);
 }
 
@@ -1092,11 +1327,11 @@ void cp_async(const void* to, const void* from, const void* site)
     const uint64_t target = memory.find(to).at;
     const Moment issued = moment_of(current);
     const uint32_t store = find_site(pc, 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ASYNC);
-    t.events.push_back({target, store});
+    t.events.push_back({target, store, t.segment});
     if (from != nullptr) {
         const uint64_t source = memory.find(from).at;
         const uint32_t load = find_site(pc, 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
-        t.events.push_back({source, load});
+        t.events.push_back({source, load, t.segment});
         touch(Space::GLOBAL, source, GRANULE, {issued, current, t.own, Kind::READ, true, nullptr, load, current});
     }
     t.own++;
@@ -1290,15 +1525,20 @@ static json to_json(const Kernel& kernel)
     for (const auto& [key, read] : kernel.uninitialised) uninitialised.push_back(to_json(kernel, read, {read.later}));
     for (const auto& [name, pc, stack] : kernel.syncs)
         barriers.push_back({{"name", name}, {"stack", stacks.with_callers(pc, stack)}});
-    const json launch = {{"dram_load", of_launch(kernel, &Totals::dram_load) * SECTOR},
-                         {"dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
-                         {"l2", of_launch(kernel, &Totals::l2) * SECTOR},
-                         {"wavefronts", of_launch(kernel, &Totals::wavefronts)},
-                         {"tensor_flops", of_launch(kernel, &Totals::flops)},
-                         {"special", of_launch(kernel, &Totals::special)}};
+    const std::pair<const char*, uint64_t Totals::*> figures[] = {
+        {"l2", &Totals::l2}, {"partial", &Totals::partial}, {"cycles", &Totals::cycles},
+        {"cycles_of_16", &Totals::cycles_of_16}, {"tensor_flops", &Totals::flops}, {"special", &Totals::special},
+        {"waits_shared", &Totals::waits_shared}, {"waits_l1", &Totals::waits_l1}, {"waits_l2", &Totals::waits_l2},
+        {"waits_memory", &Totals::waits_memory}, {"exchanges", &Totals::exchanges}, {"barriers", &Totals::barriers},
+        {"rounds", &Totals::rounds}};
+    json launch = {{"dram_load", memory_loads(kernel) * SECTOR},
+                   {"dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
+                   {"partial_fetched", of_launch(kernel, &Totals::partial_fetched) * SECTOR},
+                   {"hot_atomics", kernel.hot_atomics}};
+    for (const auto& [name, figure] : figures) launch[name] = of_launch(kernel, figure);
     return {{"symbol", kernel.symbol}, {"range", kernel.range}, {"grid", kernel.shape.grid},
             {"block", kernel.shape.block}, {"integers", kernel.shape.variant.integers},
-            {"dynamic_shared", kernel.shape.dynamic_shared}, {"static_shared", kernel.shape.static_shared},
+            {"dynamic_shared", kernel.shape.dynamic_shared}, {"static_shared", kernel.static_shared()},
             {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks}, {"blocks", kernel.blocks()},
             {"threads", kernel.threads()}, {"tensor_flops", kernel.totals.flops},
             {"launch", launch}, {"sites", sites}, {"races", races}, {"uninitialised", uninitialised},

@@ -34,7 +34,10 @@ def kernel_as_json(kernel):
             "global": sites_as_json(kernel, "global"), "shared": sites_as_json(kernel, "shared"),
             "races": kernel.races, "uninitialised": kernel.uninitialised,
             "estimate_us": kernel.us, "bound_by": kernel.bound, "memory_bytes": kernel.moved_bytes,
-            "cost": kernel.cost, "ratios": kernel.ratios, "registers": kernel.registers, "spill_bytes": kernel.spills}
+            "cost": kernel.cost, "ratios": kernel.ratios, "registers": kernel.registers, "spill_bytes": kernel.spills,
+            "in_flight": kernel.in_flight, "needed_in_flight": kernel.needed_in_flight, "main_loop": kernel.main_loop,
+            "late_loads": [{"file": file, "line": line, "behind": kind}
+                           for (file, line), kind in kernel.late_loads.items()]}
 
 
 def as_json(results):
@@ -97,7 +100,7 @@ def add_options(parser):
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a kernel has a race or too much traffic")
     parser.add_argument("--costs", metavar="FILE", help="expected figures of the kernels (see README.md)")
-    parser.add_argument("--registers", metavar="FILE", help="output of registers.py")
+    parser.add_argument("--sass", metavar="FILE", help="output of sass.py")
 
 
 def write(path, text):
@@ -110,7 +113,7 @@ def write(path, text):
 
 def report(recording, options, shape=None, tokens=None):
     results = Results(read_recording(recording), options.card, Expectations(options.costs, shape),
-                      options.registers and read_json(options.registers, "registers"), tokens=tokens)
+                      options.sass and read_json(options.sass, "sass"), tokens=tokens)
     lines = overview(results)
     if options.kernel:
         chosen = [kernel for kernel in results.kernels if options.kernel in f"{kernel.name} {kernel.range}"]

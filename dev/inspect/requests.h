@@ -39,6 +39,25 @@ struct Request {
     // Returns the minimum of sectors. All elements are aligned and of one size, so distinct ones do not overlap.
     uint64_t least_sectors() const { return (units(bytes).size() * bytes + SECTOR - 1) / SECTOR; }
 
+    // Returns which bytes of a sector the lanes access, one bit per byte.
+    uint32_t bytes_of_sector(uint64_t sector) const
+    {
+        uint32_t all = 0;
+        for (unsigned lane = 0; lane < LANES; lane++)
+            if (active >> lane & 1 && address[lane] / SECTOR == sector)
+                all |= (bytes >= SECTOR ? ~0u : (1u << bytes) - 1) << address[lane] % SECTOR;
+        return all;
+    }
+
+    // Returns the maximum of lanes whose words are in the same bank. Lanes take turns in atomics on shared memory.
+    uint64_t lanes_of_a_bank() const
+    {
+        std::array<uint64_t, BANKS> found{};
+        for (unsigned lane = 0; lane < LANES; lane++)
+            if (active >> lane & 1) found[address[lane] / WORD % BANKS]++;
+        return *std::max_element(found.begin(), found.end());
+    }
+
     struct Wavefronts { uint64_t taken, least; };
     Wavefronts wavefronts() const
     {

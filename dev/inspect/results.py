@@ -5,8 +5,10 @@ import os
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from cards import CARDS, SECTOR, WAVEFRONT
-from estimate import Softmax, launch_bounds, resident_blocks, step_seconds
+from cards import CARDS, WARP
+from estimate import Softmax, combined, launch_bounds, resident_blocks, step_seconds
+from executions import executions
+from sass import main_loop, needed_in_flight
 from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
 
 SUMS = ("requests", "lanes", "bytes", "sectors", "least_sectors", "wavefronts", "least_wavefronts", "l1_hits",
@@ -92,17 +94,10 @@ class Line:
 
 # ---- kernels
 
-def l1_wavefronts(site):
-    """Returns the wavefronts of a site's accesses to global memory: they occupy the L1/shared memory array too."""
-    if site["space"] == "shared" or site["by"] not in ("thread", "atomic", "cp.async"):
-        return 0
-    return max(site["requests"], site["sectors"] * SECTOR / WAVEFRONT)
-
-
 class Kernel:
     """A kernel, launched with one shape."""
 
-    def __init__(self, raw, card, symbols, names, expectations, registers):
+    def __init__(self, raw, card, symbols, names, expectations, sass):
         self.raw, self.launches, self.names = raw, raw["launches"], names
         self.demangled = names.get(raw["symbol"], "")
         self.name = bare_name(self.demangled) or raw["range"] or "unknown kernel"
@@ -110,34 +105,70 @@ class Kernel:
         self.blocks, self.threads = raw["blocks"], raw["threads"]
         self.shared = raw["dynamic_shared"] + raw["static_shared"]
         self.sums = Sums(raw["sites"])
-        self.registers, self.spills = self.find_registers(registers)
+        self.code = self.find_code(sass)
+        self.registers, self.spills = self.code.get("registers"), self.code.get("spills")
+        self.resident = resident_blocks(card, self.threads, self.shared, self.registers)
+        self.main_loop = main_loop(self.code["loops"]) if "loops" in self.code else None
         moved = raw["launch"]
         self.moved_bytes = moved["dram_load"] + moved["dram_store"]
         launch = SimpleNamespace(name=self.name, demangled=self.demangled, grid=self.grid, block=self.block,
                                  threads=self.threads, integers=raw["integers"], tensor_flops=moved["tensor_flops"])
-        self.bounds = self.find_bounds(card, expectations.softmax(launch))
+        self.inputs = (card, self.with_machine_code(symbols), self.blocks, self.resident, expectations.softmax(launch))
+        self.bounds = launch_bounds(*self.inputs)
         self.bound = max(self.bounds, key=self.bounds.get)
-        self.us = 1e6 * self.bounds[self.bound]
+        self.us = 1e6 * combined(self.bounds)
         self.cost = expectations.cost(launch)
         done = self.moved_bytes if self.cost and self.cost[0] == "bytes" else launch.tensor_flops
         self.ratios = {**self.sums.ratios, "cost": ratio(done, self.cost[1]) if self.cost else None}
         self.lines = self.find_lines(symbols)
+        self.in_flight, self.needed_in_flight = self.find_in_flight(card), needed_in_flight(card)
+        self.late_loads = self.find_late_loads()
         self.races = self.find_hazards(symbols, "races")
         self.uninitialised = self.find_hazards(symbols, "uninitialised")
 
-    def find_registers(self, registers):
+    def find_code(self, sass):
         """Looks a kernel up by symbol, else by name: the emulator's types may change the symbol."""
-        found = registers.get(self.raw["symbol"])
+        found = sass.get(self.raw["symbol"])
         if not found:
-            same = [figures for symbol, figures in registers.items() if bare_name(self.names[symbol]) == self.name]
+            same = [figures for symbol, figures in sass.items() if bare_name(self.names[symbol]) == self.name]
             found = same[0] if len(same) == 1 else None
-        return (found["registers"], found["spills"]) if found else (None, None)
+        return found or {}
 
-    def find_bounds(self, card, softmax):
-        scale = self.blocks / max(1, self.raw["recorded_blocks"])
-        wavefronts = self.raw["launch"]["wavefronts"] + scale * sum(map(l1_wavefronts, self.raw["sites"]))
-        resident = resident_blocks(card, self.threads, self.shared, self.registers)
-        return launch_bounds(card, {**self.raw["launch"], "wavefronts": wavefronts}, self.blocks, resident, softmax)
+    def find_in_flight(self, card):
+        """Returns the maximum bytes of loads in flight per multiprocessor, without hits in L1; None if unknown, as for
+        TMA copies."""
+        if not self.main_loop or self.main_loop["tma"]:
+            return None
+        file, first, last = self.main_loop["lines"]
+        loads = [site for line in self.lines if line.place.file == file and first <= line.place.line <= last
+                 for site in line.sites if (site["space"], site["access"]) == ("global", "load")]
+        sectors, hits = (sum(site[key] for site in loads) for key in ("sectors", "l1_hits"))
+        warps = min(self.resident, self.blocks / card.multiprocessors) * -(-self.threads // WARP)
+        return warps * self.main_loop["in_flight"] * (1 - hits / max(1, sectors))
+
+    def find_late_loads(self):
+        """Returns {(file, line): what it is behind unnecessarily} of the recorded loads that miss L1."""
+        found, lines = {}, {str(line.place): line for line in self.lines}
+        for kind, places in self.code.get("warnings", []):
+            line = next((lines[place] for place in places if place in lines), None)
+            if line and 2 * line.sums.l1_hits < line.sums.sectors:
+                found[line.place.file, line.place.line] = kind
+        return found
+
+    def with_machine_code(self, symbols):
+        """Returns the totals of a launch, with what the machine code adds if it is known: instructions, and waits for
+        global memory in place of the recorder's assumption."""
+        launch, recorded, loops = self.raw["launch"], self.raw["recorded_blocks"], self.code.get("loops")
+        if not loops:
+            return launch
+        sites = [(*symbols.kernel_line(site["stack"], self.demangled), (site["space"], site["access"]),
+                  site["requests"] * WARP * site["bytes_per_lane"])
+                 for site in self.raw["sites"] if site["by"] in ("thread", "atomic", "cp.async")]
+        found = executions(loops, sites, recorded * -(-self.threads // WARP))
+        found = {name: figure * self.blocks / recorded for name, figure in found.items()}
+        scale = found["round_trips"] / launch["rounds"] if launch["rounds"] else 1
+        waits = {name: scale * launch[name] for name in ("waits_l1", "waits_l2", "waits_memory")}
+        return {**launch, **found, **waits}
 
     def find_lines(self, symbols):
         groups = {}
@@ -165,20 +196,20 @@ class Kernel:
 
 
 class Results:
-    def __init__(self, raw, card=None, expectations=None, registers=None, root=".", tokens=None):
+    def __init__(self, raw, card=None, expectations=None, sass=None, root=".", tokens=None):
         key = card or raw["card"]
         if key not in CARDS:
             raise Mistake(f"card {key!r}: expected one of {', '.join(CARDS)}")
         self.raw, self.card, self.tokens = raw, CARDS[key], tokens
-        self.expectations, registers = expectations or Expectations(), registers or {}
+        self.expectations, self.sass = expectations or Expectations(), sass or {}
         hazards = [hazard for kernel in raw["kernels"] for hazard in kernel["races"] + kernel["uninitialised"]]
         stacks = [each["stack"] for kernel in raw["kernels"] for each in kernel["sites"] + kernel["barriers"]]
         stacks += [access["stack"] for hazard in hazards for access in hazard["accesses"]]
         names = demangled([*(kernel["symbol"] for kernel in raw["kernels"]), *(hazard["array"] for hazard in hazards),
-                           *registers])
+                           *self.sass])
         self.symbols, self.sources = Symbols(raw["program"], stacks, root), Sources(root)
         # Kernels without recorded blocks have no figures.
-        kernels = {number: Kernel(kernel, self.card, self.symbols, names, self.expectations, registers)
+        kernels = {number: Kernel(kernel, self.card, self.symbols, names, self.expectations, self.sass)
                    for number, kernel in enumerate(raw["kernels"]) if kernel["recorded_blocks"]}
         self.launched = sorted({bare_name(names[kernel["symbol"]]) for kernel in raw["kernels"]})
         seconds = [kernels[number].us / 1e6 if number in kernels else 0 for number in range(len(raw["kernels"]))]

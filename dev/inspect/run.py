@@ -114,7 +114,7 @@ def inspect(options):
     # With one worker and seed 0, blocks and threads run in the order of their indices.
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": options.card,
                 "INSPECT_MODE": "sample" if options.sample else "whole", "INSPECT_KERNEL": options.kernel or "",
-                "INSPECT_SECONDS": str(options.seconds), "INSPECT_REGISTERS": options.registers or "",
+                "INSPECT_SECONDS": str(options.seconds), "INSPECT_REGISTERS": options.sass or "",
                 **run.get("settings", {})}
     recording = f"{options.program}.json"
     code, raw = record(command, settings, recording, log)

@@ -115,6 +115,12 @@ class Symbols:
         frame = chain[len(via)]
         return Place(frame.function, frame.file, frame.line, tuple(via))
 
+    def kernel_line(self, stack, kernel):
+        """Returns (file, line) of the kernel that an access, or the outermost call to it, is in."""
+        chain = [frame for pc in stack for frame in self.frames[pc]]
+        frame = next((frame for frame in chain if frame.function == kernel), chain[-1] if chain else Place("", "?", 0))
+        return frame.file, frame.line
+
 
 class Sources:
     """Lines of source files, cached."""

@@ -2,11 +2,12 @@
 """Tests `make inspect` from a .cu file to the figures, without a GPU: the requests, sectors, wavefronts and races of
 the kernels in cases/ are known.
 
-    test_inspect.py [PART ...]      runs only these parts: counts, caches, races, ptx, command, report, check
+    test_inspect.py [PART ...]      runs only these parts: counts, caches, races, ptx, in_flight, command, report, check
 """
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ sys.path.append(os.path.join(HERE, "..", "tests"))
 import report
 from testing import expect, expect_equal, finish
 from results import Results, read_json, read_recording
+from sass import find_nvdisasm
 
 BUILD = os.path.join("build", "inspect")
 ALL = 0xffffffff
@@ -357,6 +359,45 @@ def test_ptx():
                  "FLOPs of wgmma and of two mma by two warps are counted")
 
 
+# ---- machine code
+
+# {kernel: (bytes in flight of a warp, round trips of an iteration)}
+IN_FLIGHT = {"chase<int>": (32 * 4, 1), "chase<long long>": (32 * 8, 1), "copy_in_turn": (512, 4),
+             "copy_ahead": (512, 1), **{f"copy<{unroll}>": (512 * unroll, 1) for unroll in (1, 2, 4, 8)}}
+SECOND = [("known", "barrier", "whose address is known before it"), ("from tile", None, "at an address from the tile"),
+          ("branch", None, "on a branch that depends on the tile"), ("same", None, "that hits in L1")]
+
+
+def test_in_flight():
+    case = CASES["in_flight"]
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"       # as in Makefile
+    if not os.path.exists(nvcc) or not find_nvdisasm(nvcc):
+        print("skipped: loads in flight: nvcc or nvdisasm is not installed")
+        return
+    for name, expected in IN_FLIGHT.items():
+        kernel = case.kernel(name)
+        loop = kernel["main_loop"]
+        expect_equal((loop["in_flight"], loop["round_trips"], kernel["late_loads"]), (*expected, []),
+                     f"{name}: bytes in flight of a warp, round trips of an iteration, no load is late")
+    for number, (comment, kind, text) in enumerate(SECOND):
+        kernel = case.kernel(f"add_reversed<(Second){number}>")
+        expect_equal([(load["line"], load["behind"]) for load in kernel["late_loads"]],
+                     [(case.line("add_reversed", comment), kind)] if kind else [],
+                     f"a load behind a barrier {text} is {'reported' if kind else 'not reported'}")
+    expect_equal([(load["line"], load["behind"]) for load in case.kernel("scaled_by_sum")["late_loads"]],
+                 [(case.line("scaled_by_sum", "scaled"), "shuffle")],
+                 "a load behind a reduction by shuffles is reported")
+    known = case.line("add_reversed", "known")
+    for words, found in (
+            ([], "0 of 32 KB"), ([], f"before: {case.file}:{known}  `if (SECOND == Second::ADDRESS_KNOWN)"),
+            (["--kernel", "copy<8>"], "a warp loads 4,096 bytes in 1 round trip, at most 4,096 in flight")):
+        out = case.report(*words, "--sass", case.program + ".sass").stdout
+        expect(found in out, f"report.py {' '.join(words)} shows {found}", out)
+    for of, text in ({}, "regs, in flight: unknown without nvcc"), ({"k": {}}, "in flight: unknown without nvdisasm"):
+        out = case.report("--sass", written("empty.json", json.dumps(of))).stdout
+        expect(f"\n{text}\n" in out, f"the report says what is missing: {text}", out)
+
+
 # ---- the command
 
 INLINE_PTX = """__global__ void lane_number(int* out)
@@ -408,7 +449,7 @@ def test_report():
     case = CASES["counts"]
     out = case.report().stdout
     row = next(line for line in out.splitlines() if line.startswith("row_twice<131072u>"))
-    expect(row.split()[1:4] == ["1", "1", "256"] and row.split()[-5:-2] == ["-", "-", "32.0"] and row.endswith(" 0"),
+    expect(row.split()[1:4] == ["1", "1", "256"] and row.split()[-6:-3] == ["-", "-", "32.0"] and row.endswith(" 0"),
            "a row of the table has launches, blocks, threads, no wavefronts, no traffic, lanes, races", row)
     expect("estimated on NVIDIA H100" in out and "tokens/s" not in out,
            "the sum of the estimates is printed, without tokens/s if the number of tokens is unknown")
@@ -428,7 +469,7 @@ def test_report():
     symbol = next(symbol for symbol in case.raw if "two_ways" in symbol)
     for name, text in ((symbol, "by its symbol"), (symbol.replace("Pf", "Pv"), "by its name, with other types")):
         path = written("registers.json", json.dumps({name: {"registers": 128, "spills": 8}}))
-        expect("128!" in case.report("--registers", path).stdout, f"registers are looked up {text}; ! marks spills")
+        expect("128!" in case.report("--sass", path).stdout, f"registers are looked up {text}; ! marks spills")
     test_page(races.page)
     test_mistakes(case)
 
@@ -451,8 +492,8 @@ def test_page(text):
 def test_mistakes(case):
     missing, broken = os.path.join(BUILD, "nothing.json"), written("broken.json", "{")
     other = written("other.json", "[]")
-    for words, error in ((["--registers", missing], f"registers {missing}: No such file"),
-                         (["--registers", broken], "not JSON"), (["--html", BUILD], "Is a directory"),
+    for words, error in ((["--sass", missing], f"sass {missing}: No such file"),
+                         (["--sass", broken], "not JSON"), (["--html", BUILD], "Is a directory"),
                          (["--costs", missing], f"--costs {missing}: No such file")):
         run = case.report(*words)
         expect(run.returncode == 2 and error in run.stderr, f"{words[0]} is rejected: {error}, exit code 2", run.stderr)
@@ -531,7 +572,8 @@ def test_check():
 # ---- all parts
 
 PARTS = {"counts": (test_counts, ["counts"]), "caches": (test_caches, ["counts"]), "races": (test_races, ["races"]),
-         "ptx": (test_ptx, ["ptx"]), "command": (test_command, ["counts"]),
+         "ptx": (test_ptx, ["ptx"]), "in_flight": (test_in_flight, ["in_flight"]),
+         "command": (test_command, ["counts"]),
          "report": (test_report, ["counts", "races"]), "check": (test_check, ["counts", "races"])}
 CASES = {}
 

@@ -27,6 +27,12 @@ class Column:
         return None not in (self.best, value) and value > self.best + 5e-3
 
 
+def in_flight_words(kernel):
+    if not kernel.main_loop or kernel.main_loop["tma"]:
+        return kernel.main_loop and "TMA"
+    return f"{kernel.in_flight / 1024:.0f} of {kernel.needed_in_flight / 1024:.0f} KB"
+
+
 COLUMNS = [
     Column("kernel", "name of the kernel function", lambda k: k.name, str),
     Column("launches", "launches of the kernel with this grid", lambda k: k.launches),
@@ -43,10 +49,19 @@ COLUMNS = [
     Column("lanes", "active lanes per request, on average; at most 32", lambda k: k.sums.active_lanes, number),
     Column("regs", "registers per thread, as ptxas reports them; !: some spill to memory",
            lambda k: k.registers and f"{k.registers}{'!' if k.spills else ''}", str),
+    Column("in flight", "loads in flight per multiprocessor, and how many the memory bandwidth needs; TMA: unknown",
+           in_flight_words, str),
     Column("races", "pairs of source lines that race", lambda k: len(k.races), best=0),
 ]
 LEGEND = """sectors, wavefr.: divided by the minimum; traffic: bytes (attention: FLOPs) divided by those of the cost
-line; lanes: active lanes, of 32; est.: estimated from data sheets, not measured"""
+line; lanes: active lanes, of 32; in flight: loads, of those that the bandwidth needs; est.: from data sheets"""
+
+
+def missing(results):
+    """Returns a sentence about columns that are unknown for all kernels; "" if there is none."""
+    if not results.sass:
+        return "regs, in flight: unknown without nvcc"
+    return "" if any("loops" in code for code in results.sass.values()) else "in flight: unknown without nvdisasm"
 
 
 def totals(results):
@@ -61,12 +76,20 @@ def totals(results):
 
 def overview(results):
     rows = [[column.text(kernel) for column in COLUMNS] for kernel in results.kernels]
-    sentences = [line for kernel in results.kernels for line in hazards(results, kernel)]
-    return [*text_table([column.name for column in COLUMNS], rows), LEGEND, "", *totals(results),
-            *([""] if sentences else []), *sentences]
+    sentences = [line for of in (hazards, late_loads) for kernel in results.kernels for line in of(results, kernel)]
+    return [*text_table([column.name for column in COLUMNS], rows), LEGEND, *filter(None, [missing(results)]), "",
+            *totals(results), *([""] if sentences else []), *sentences]
 
 
-# ---- races and uninitialised reads
+# ---- late loads, races and uninitialised reads
+
+BEHIND = {"barrier": "a barrier", "shuffle": "a reduction by shuffles", "wait": "a wait for another load"}
+
+
+def late_loads(results, kernel):
+    return [f"{kernel.name}: load behind {BEHIND[kind]}, although its address is known before: {file}:{line}"
+            f"  `{results.quoted(file, line)}`" for (file, line), kind in kernel.late_loads.items()]
+
 
 def by_name(by):
     """Returns a site's "by" as the reports print it."""
@@ -107,6 +130,12 @@ def facts(kernel):
     if kernel.cost:
         unit, amount, line = kernel.cost
         yield "cost line", f"{line}: {number(amount / 1e6)} million {unit}"
+    if loop := kernel.main_loop:
+        loads = "TMA copies" if loop["tma"] else (
+            f"in an iteration a warp loads {plural(loop['bytes'], 'byte')} in "
+            f"{plural(loop['round_trips'], 'round trip')}, at most {loop['in_flight']:,} in flight, and issues "
+            f"{plural(loop['counts']['all'], 'instruction')}")
+        yield "main loop", "{}:{}-{}: ".format(*loop["lines"]) + loads
 
 
 def figures(line):
@@ -157,4 +186,4 @@ def kernel_text(results, kernel):
     lines += [f"{column.name + ':':24}{column.text(kernel)}" for column in COLUMNS[1:]]
     lines += [f"{name + ':':24}{value}" for name, value in facts(kernel)]
     return [*lines, "", *by_line(results, kernel), "(ratio: count divided by the minimum; * above 1)",
-            *hazards(results, kernel)]
+            *late_loads(results, kernel), *hazards(results, kernel)]

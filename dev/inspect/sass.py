@@ -1,0 +1,419 @@
+#!/usr/bin/env python3
+"""Compiles kernels with nvcc and reads their machine code (SASS): what a warp waits for, which counts cannot show.
+
+    sass.py train_gpt.cu --card h100 -DPRECISION_BF16 --out build/inspect/sass-h100.json
+
+Writes {mangled symbol: {"registers", "spills" (bytes), "loops", "warnings"}}. Without nvdisasm there are only registers
+and spills. loops[0] is the code outside loops. An inner loop has a greater depth, and its outer loop as parent. Figures
+of a loop do not include its inner loops, except in_flight:
+
+    lines           [file, first, last]: source lines of the loop
+    bytes           that a warp loads from global memory per iteration: width x 32 lanes, for loads and cp.async
+    in_flight       maximum bytes of loads by a warp that have been issued and not been waited for
+    round_trips     waits of an iteration for global memory; loads issued before the same wait share one
+    tma             whether the loop has TMA copies, whose size is not in the code
+    counts          {instruction, with the bits per lane of a memory access: number in the loop}; "all": their sum.
+                    Instructions count once, whether their branch is taken or not
+
+A warning is a load to registers behind a "barrier", a "shuffle" or a "wait" for another load of the same iteration,
+although its address was known before: [kind, places], places from the innermost inlined function outwards.
+
+A warp issues its instructions in order. A load announces one of six scoreboards, and an instruction waits until those
+of its wait mask are clear. Both are fields of the encoding: Jia et al. 2018, "Dissecting the NVIDIA Volta GPU
+Architecture via Microbenchmarking", section 2.1. The layout is the same from Volta to Blackwell.
+"""
+import argparse
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from cards import CARDS, WARP
+
+# Bytes in flight per multiprocessor from which CUB's transform reaches the memory bandwidth, as NVIDIA has tuned it
+# (cub/device/dispatch/tuning/tuning_transform.cuh, arch_to_min_bytes_in_flight).
+IN_FLIGHT = {"a100": 16 << 10, "h100": 32 << 10, "h200": 48 << 10, "b200": 64 << 10}
+# For GPUs with GDDR, Little's law: bandwidth x latency under load. 8 KiB in each of 70 multiprocessors sufficed for
+# 845 GB/s in published measurements of an RTX 5070 Ti.
+LOADED_LATENCY = 680e-9
+
+
+def needed_in_flight(card):
+    """Returns the bytes in flight that a multiprocessor needs to use its share of the memory bandwidth."""
+    return IN_FLIGHT.get(card.key) or card.bandwidth * LOADED_LATENCY / card.multiprocessors
+
+
+# ---- instructions
+
+TO_REGISTERS = {"LDG", "LD"}                # loads from global memory
+TMA = re.compile(r"UTMALDG|UBLKCP\.S")     # to shared memory
+NO_RESULT = re.compile(r"ST[GSL]?$|BAR|BRA|RED[GS]?$|EXIT|CALL|RET|LDGSTS|LDGDEPBAR|DEPBAR|WARPSYNC|R2P")
+PREDICATES = re.compile(r"\w*SETP|U?PLOP3|FCHK")     # their results are predicates only
+UNKNOWN = re.compile(r"LD[SGL]?$|LDSM|ATOM|SHFL|VOTE|REDUX|MATCH|SYNCS|B2R")     # results that the warp waits for
+
+
+@dataclass(frozen=True)
+class Instruction:
+    guard: str              # "@P0"; "" if unconditional
+    name: str               # with modifiers
+    operands: tuple
+    places: tuple           # "file:line", the innermost inlined function first
+    announces: int          # scoreboard of a result; 7: none
+    waits: int              # mask of scoreboards
+
+    @property
+    def base(self):
+        return self.name.split(".")[0]
+
+    @property
+    def width(self):
+        """Bytes per lane of a memory access."""
+        bits = re.search(r"\.[US]?(8|16|64|128|256)(?=\.|$)", self.name)
+        return int(bits[1]) // 8 if bits else 4
+
+    @property
+    def loaded(self):
+        """Bytes that a warp loads from global memory into registers or shared memory."""
+        return WARP * self.width if self.base in TO_REGISTERS or self.base == "LDGSTS" else 0
+
+    def results(self):
+        """Returns how many of the operands are results: predicates and one register. They come first."""
+        if NO_RESULT.match(self.base):
+            return 0
+        registers = 0 if PREDICATES.match(self.base) else 1
+        for count, operand in enumerate(self.operands):
+            if not re.fullmatch(r"U?P[\dT]", operand):
+                registers -= 1 if re.fullmatch(r"U?R[\dZ]+(\.\w+)*", operand) else 2
+            if registers < 0:
+                return count
+        return len(self.operands)
+
+    def written(self):
+        """Returns the registers and predicates that the instruction writes."""
+        # SHF.U64 has one register as result
+        count = 1 if self.base in ("SHF", "USHF") else 2 if ".WIDE" in self.name else max(1, self.width // 4)
+        found = []
+        for operand in self.operands[:self.results()]:
+            named = re.match(r"(U?R)(\d+)", operand)
+            found += [f"{named[1]}{int(named[2]) + i}" for i in range(count)] if named else [operand]
+        return found
+
+    def read(self):
+        """Returns the registers and predicates that the instruction may read."""
+        text = " ".join((self.guard, *self.operands[self.results():]))
+        found = set(re.findall(r"(?<![\w.])U?[RP]\d+", text))
+        return found | {f"{kind}{int(n) + 1}" for kind, n in re.findall(r"(?<![\w.])(U?R)(\d+)\.64", text)}
+
+
+@functools.cache
+def short(path):
+    """Returns a path relative to the working directory, if it is below that."""
+    path = os.path.realpath(path)
+    return os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
+
+
+def read_listing(text):
+    """Returns {symbol: ([Instruction], {label: index})} of the output of nvdisasm -c -gi -hex."""
+    functions, pending = {}, None
+    for line in text.splitlines():
+        if section := re.match(r"//-+ \.text\.(\S+)", line):
+            code, labels, places, inlined = [], {}, (), None
+            functions[section[1]] = code, labels
+        elif place := re.match(r'\s*//## File "(.*?)", line (\d+)( inlined at)?', line):
+            places, inlined = (*(places if inlined else ()), f"{short(place[1])}:{place[2]}"), place[3]
+        elif label := re.match(r"(\S+):\s*$", line):
+            labels[label[1]] = len(code)
+        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(@\S+ +)?([A-Z][\w.]*) ?(.*?)\s*;", line):
+            pending = (found[1] or "").strip(), found[2], tuple(o.strip() for o in found[3].split(",") if o.strip())
+        elif pending and (encoding := re.match(r"\s+/\* 0x([0-9a-f]{16}) \*/", line)):
+            control = int(encoding[1], 16) >> 41
+            code.append(Instruction(*pending, places, control >> 5 & 7, control >> 11 & 63))
+            pending = None
+    return functions
+
+
+# ---- control flow
+
+def successors(code, labels):
+    """Returns the indices of the instructions that may follow each instruction. Calls return."""
+    following = []
+    for index, i in enumerate(code):
+        always = not i.guard and len(i.operands) <= 1 and i.name != "BRA.DIV"       # BRA P0, `(.L_1) may fall through
+        ends = i.base in ("EXIT", "RET", "BRA") and always or index + 1 == len(code)
+        target = labels.get(i.operands[-1][2:-1]) if i.base == "BRA" else None
+        following.append([index + 1] * (not ends) + [target] * (target is not None and target < len(code)))
+    return following
+
+
+@dataclass
+class Loop:
+    head: int
+    nodes: set              # with inner loops
+    parent: int = None      # index in the list of loops
+    depth: int = 0
+    own: list = field(default_factory=list)     # nodes that are in no inner loop, in order
+
+
+def find_loops(following):
+    """Returns the loops, outer ones first; [0] is the whole kernel. A jump backwards makes a loop of all nodes from
+    which the jump is reached without passing its target, unless these include the entry. Leaves out unreachable code:
+    padding, and functions that are called."""
+    before, bodies, reached, todo = defaultdict(list), {}, set(), [0]
+    while todo:
+        index = todo.pop()
+        if index not in reached:
+            reached.add(index)
+            for other in following[index]:
+                before[other].append(index)
+                todo.append(other)
+    for end in reached:
+        for head in (other for other in following[end] if other <= end):
+            nodes, todo = {head}, [end]
+            while todo:
+                node = todo.pop()
+                if node not in nodes:
+                    nodes.add(node)
+                    todo += before[node]
+            if 0 not in nodes:
+                bodies.setdefault(head, set()).update(nodes)
+    loops = [Loop(0, reached)] + [Loop(*body) for body in sorted(bodies.items(), key=lambda b: -len(b[1]))]
+    inner = dict.fromkeys(sorted(reached), 0)
+    for number, loop in enumerate(loops[1:], 1):
+        loop.parent = inner[loop.head]
+        loop.depth = loops[loop.parent].depth + 1
+        for node in loop.nodes:
+            inner[node] = number
+    for node, number in inner.items():
+        loops[number].own.append(node)
+    return loops
+
+
+# ---- loads in flight
+
+def loads_in_flight(code, following, loop):
+    """Returns the maximum bytes of loads to registers that have been issued in the loop and not been waited for. Loads
+    with the same destination count once: they are on different paths, or in different iterations."""
+    states, todo, most = {}, [(loop.head, frozenset())], 0
+    while todo:
+        index, state = todo.pop()       # {(destination, scoreboard, bytes)}
+        if state <= states.get(index, frozenset()) and index in states:
+            continue
+        i, states[index] = code[index], state | states.get(index, frozenset())
+        left = frozenset(load for load in states[index] if not i.waits >> load[1] & 1)
+        if i.base in TO_REGISTERS:
+            left |= {(i.operands[0], i.announces, i.loaded)}
+            most = max(most, sum({destination: size for destination, _, size in left}.values()))
+        todo += [(other, left) for other in following[index] if other in loop.nodes]
+    return most
+
+
+def copies_in_flight(own):
+    """Returns the bytes of cp.async in flight: DEPBAR.LE SB0, n waits until n groups are left, and the copies of one
+    more are issued before it or after it."""
+    size, groups = sum(i.loaded for i in own if i.base == "LDGSTS"), sum(i.base == "LDGDEPBAR" for i in own)
+    left = [int(i.operands[1], 16) for i in own if i.base == "DEPBAR" and len(i.operands) > 1]
+    return size // max(1, groups) * (1 + max(left, default=0))
+
+
+def round_trips(own):
+    """Counts the waits for loads of which none has been issued before the previous wait that counts."""
+    trips, issued = 0, {}           # scoreboard: the value of trips when its last load was issued
+    for i in own:
+        if any(i.waits >> board & 1 and at == trips for board, at in issued.items()):
+            trips += 1
+        issued = {board: at for board, at in issued.items() if not i.waits >> board & 1}
+        if i.base in TO_REGISTERS:
+            issued[i.announces] = trips
+    return trips + any(at == trips for at in issued.values())
+
+
+# ---- loads behind barriers
+
+# What a load is behind, on any path. "store": nvcc may not move a load to before a store, as in an unrolled copy.
+PASSED = (None, "wait", "store", "shuffle", "barrier")
+
+
+def one_iteration(following, loops, loop):
+    """Returns {node: nodes that may follow} of one iteration of a loop, in which inner loops also run once."""
+    back = {inner.head: inner.nodes for inner in loops[1:]}
+    return {node: [other for other in following[node] if other in loop.nodes and node not in back.get(other, ())]
+            for node in loop.nodes}
+
+
+def post_dominators(after):
+    """Returns, for each node of an iteration, a bit mask of the nodes on all paths from it to the end."""
+    masks, changed = dict.fromkeys(after, -1), True
+    while changed:
+        changed = False
+        for node in sorted(after, reverse=True):
+            mask = -1 if after[node] else 0
+            for other in after[node]:
+                mask &= masks[other]
+            mask |= 1 << node
+            changed |= mask != masks[node]
+            masks[node] = mask
+    return masks
+
+
+def behind_barriers(code, after, head):
+    """Returns {index of a load to registers: what it is behind unnecessarily}. A wait, or a shuffle that waits, is one
+    for a load of the iteration. The state at an instruction: what was passed; the registers whose values were not known
+    before that (before a shuffle or barrier: that depend on loads of the iteration); and the branches that depend on
+    such values, as indices."""
+    found, always = {}, post_dominators(after)
+    states, todo = {}, [(head, None, frozenset())]
+    while todo:
+        index, passed, late = todo.pop()
+        if index in states:
+            old, known = states[index]
+            if PASSED.index(passed) <= PASSED.index(old) and late <= known:
+                continue
+            passed, late = max(passed, old, key=PASSED.index), late | known
+        states[index] = passed, late
+        i = code[index]
+        late = frozenset(x for x in late if isinstance(x, str) or not always[x] >> index & 1)
+        depends = bool(late & i.read()) or any(isinstance(x, int) for x in late)
+        found.pop(index, None)
+        if i.base in TO_REGISTERS and passed not in (None, "store") and not depends:
+            found[index] = passed
+        ordered = passed in ("shuffle", "barrier")
+        if i.base == "BAR":
+            passed, late = "barrier", frozenset()
+        elif i.base == "SHFL" and not ordered and depends:
+            passed, late, depends = "shuffle", frozenset(), False
+        elif i.base == "STG" and not ordered:
+            passed = "store"
+        elif depends and not passed:
+            passed = "wait"
+        if len(after[index]) > 1 and depends:
+            late |= {index}
+        elif depends or (UNKNOWN.match(i.base) if ordered else i.base in TO_REGISTERS):
+            late |= set(i.written())
+        elif not i.guard:
+            late -= set(i.written())
+        todo += [(other, passed, late) for other in after[index]]
+    return found
+
+
+def warnings_of(code, following, loops):
+    """Returns [[kind, places]] of all loops. Unrolling repeats a source line: a line is reported only if all of its
+    loads in the loop are behind something, because otherwise those that are belong to the next iteration."""
+    warnings = {}
+    for loop in loops[1:]:
+        found = behind_barriers(code, one_iteration(following, loops, loop), loop.head)
+        kinds = defaultdict(list)
+        for node in loop.nodes:
+            if code[node].base in TO_REGISTERS:
+                kinds[code[node].places].append(found.get(node))
+        for places, of in kinds.items():
+            if None not in of:
+                warnings[places] = max([*of, warnings.get(places)], key=PASSED.index)
+    return [[kind, list(places)] for places, kind in sorted(warnings.items())]
+
+
+# ---- a kernel
+
+def counted_as(i):
+    """Returns the key of an instruction in counts: the name, with the width of a memory access."""
+    if re.match(r"(LD|ST)[SGL]?$|LDGSTS|ATOM|RED", i.base):
+        return f"{i.base}.{8 * i.width}"
+    return i.base
+
+
+def lines_of(instructions):
+    """Returns [file, first, last] of the lines of the innermost function that contains most of the instructions."""
+    chains = [i.places[::-1] for i in instructions if i.places]
+    level, inlined = 0, chains
+    while inlined:
+        level, chains = level + 1, inlined
+        place, count = Counter(chain[level - 1] for chain in chains).most_common(1)[0]
+        inlined = [chain for chain in chains if chain[level - 1] == place and len(chain) > level]
+        if 10 * count < 9 * len(chains):
+            break
+    lines = [chain[level - 1].rsplit(":", 1) for chain in chains]
+    file = Counter(name for name, _ in lines).most_common(1)[0][0] if lines else ""
+    numbers = [int(line) for name, line in lines if name == file] or [0]
+    return [file, min(numbers), max(numbers)]
+
+
+def analyse(code, labels):
+    """Returns {"loops", "warnings"} of a kernel."""
+    following = successors(code, labels)
+    loops, figures = find_loops(following), []
+    for loop in loops:
+        own = [code[node] for node in loop.own]
+        figures.append({
+            "depth": loop.depth, "parent": loop.parent, "lines": lines_of(own), "bytes": sum(i.loaded for i in own),
+            "in_flight": loads_in_flight(code, following, loop) + copies_in_flight(own),
+            "round_trips": round_trips(own), "tma": any(TMA.match(i.name) for i in own),
+            "counts": {"all": len(own), **Counter(map(counted_as, own))}})
+    return {"loops": figures, "warnings": warnings_of(code, following, loops)}
+
+
+def main_loop(loops):
+    """Returns the loop with TMA copies, else the one that loads most bytes per iteration; loops[0] if no loop loads."""
+    return max(loops, key=lambda loop: (loop["depth"] > 0 and (loop["tma"], loop["bytes"])) or (False, 0))
+
+
+# ---- the command
+
+def parse_log(log):
+    """Parses the output of ptxas -v. Returns {mangled symbol: {"registers", "spills" (bytes)}}."""
+    found, symbol = {}, None
+    for line in log.splitlines():
+        if named := re.search(r"Compiling entry function '(\S+)'", line):
+            symbol = named[1]
+            found[symbol] = {"registers": 0, "spills": 0}
+        elif symbol and (spilt := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line)):
+            found[symbol]["spills"] = int(spilt[1]) + int(spilt[2])
+        elif symbol and (used := re.search(r"Used (\d+) registers", line)):
+            found[symbol]["registers"], symbol = int(used[1]), None
+    return found
+
+
+def run_tool(command):
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        sys.exit(f"sass.py: {command[0]}: not found; expected a program of the CUDA toolkit")
+    if done.returncode:
+        sys.exit(f"sass.py: {' '.join(command)} failed:\n{done.stderr.strip()}")
+    return done
+
+
+def find_nvdisasm(nvcc):
+    """Returns the path of nvdisasm: next to nvcc or on PATH; None if there is none."""
+    beside = os.path.join(os.path.dirname(shutil.which(nvcc) or ""), "nvdisasm")
+    return beside if os.path.exists(beside) else shutil.which("nvdisasm")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="+", metavar="FILE.cu")
+    parser.add_argument("--nvcc", default="nvcc")
+    parser.add_argument("--card", choices=CARDS, required=True)
+    parser.add_argument("--out", required=True, metavar="FILE")
+    options, flags = parser.parse_known_args()      # unknown options, such as -D and -I, go to nvcc
+    found, cubin, nvdisasm = {}, options.out + ".cubin", find_nvdisasm(options.nvcc)
+    for source in options.sources:
+        log = run_tool([options.nvcc, "-x", "cu", "-std=c++17", "-O3", "-lineinfo", "-arch", CARDS[options.card].arch,
+                        *flags, "-cubin", "-Xptxas", "-v", source, "-o", cubin]).stderr
+        kernels = parse_log(log)
+        if nvdisasm:
+            listing = read_listing(run_tool([nvdisasm, "-c", "-gi", "-hex", cubin]).stdout)
+            for symbol, figures in kernels.items():
+                figures.update(analyse(*listing[symbol]))
+        found.update(kernels)
+    with open(options.out, "w", encoding="utf-8") as file:
+        json.dump(found, file, indent=1)
+    print(f"{options.out}: {len(found)} kernels, {sum(k['spills'] > 0 for k in found.values())} with spills"
+          + ("" if nvdisasm else "; no figures of loops: nvdisasm was not found next to nvcc or on PATH"))
+
+
+if __name__ == "__main__":
+    main()
