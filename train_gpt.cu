@@ -798,10 +798,11 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
                 w_pack.load(w + i);
                 dinp_pack.load(dinp.x + n * C + i);
             };
-            const float m = mean[n], r = rstd[n];
-            float sum_g[PACK] = {}, sum_gx[PACK] = {};
+            float m = 0, r = 0, sum_g[PACK] = {}, sum_gx[PACK] = {};
             for (int i = first; i < end; i += stride) {
                 load_row(i);
+                m = mean[n];   // after the row's loads, because nvcc's code waits at once for loads of a single address
+                r = rstd[n];
                 dout_pack.unpack(d);
                 inp_pack.unpack(x);
                 w_pack.unpack(g);
