@@ -554,10 +554,11 @@ add_partials_kernel(G* grad0, G* grad1, G* grad2, const P* partials, size_t coun
     }
 }
 
-// Adds to each of up to MAX_GRADS grads (columns), all of one dtype, the sum of its partials (count, columns), fp32 or
-// floatX.
-template <typename P>
-void add_partials(std::initializer_list<Grad> grads, const P* partials, size_t count, size_t columns) {
+// Adds to each of up to MAX_GRADS grads (columns), all of one dtype, the sum of its partials (count, columns), which
+// have type P. P is not deduced, so that arguments may convert to a pointer.
+template <typename P = float>
+void add_partials(std::initializer_list<Grad> grads, const std::common_type_t<P>* partials, size_t count,
+                  size_t columns) {
     with_type(*grads.begin(), [&](auto* first) {
         decltype(first) to[MAX_GRADS] = {};
         std::transform(grads.begin(), grads.end(), to, [&](Grad g) { return static_cast<decltype(first)>(g.data); });
@@ -1683,10 +1684,10 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // shapes    inp (N,C), w (C,OC), out, add (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
 //           operands gives out^T = B^T A^T. FP8: see fp8_in_any_layout()
-// epilogues bias, always; GELU' on Hopper and later and on a CPU. On Hopper and later also bias and GELU, and GELU' with
-//           the gradient of the bias, where --matmul-tuning has found that faster than separate kernels. GELU only with
-//           --recompute none: the other modes compute it again from the stored pre-activation and must get the same
-//           bits. With FP8 only the bias is an epilogue, because kernels write the 8-bit copies
+// epilogues bias, always; GELU' on Hopper and later and on a CPU. On Hopper and later also bias and GELU, and GELU'
+//           with the gradient of the bias, where --matmul-tuning has found that faster than separate kernels. GELU only
+//           with --recompute none: the other modes compute it again from the stored pre-activation and must get the
+//           same bits. With FP8 only the bias is an epilogue, because kernels write the 8-bit copies
 // choice    cuBLASLt offers several algorithms for a shape, best first by its own estimate. The program takes the
 //           first, or the fastest (--matmul-tuning). Each algorithm gives the same bits at every call; two algorithms
 //           may round differently
@@ -1978,7 +1979,7 @@ void matmul_backward_input_gelu(const Operand& dinp, Grad db, float* partials, c
     Product fused = p;
     fused.shape.epilogue = Epilogue::GELU_BACKWARD_BIAS;
     fused.second_out = partials;
-    if (try_fused(fused, separate)) add_partials({db}, reinterpret_cast<const floatX*>(partials), 1, C);
+    if (try_fused(fused, separate)) add_partials<floatX>({db}, reinterpret_cast<const floatX*>(partials), 1, C);
 }
 
 // dw (C,OC) += inp (N,C)^T dout (N,OC)
