@@ -45,7 +45,7 @@ for command, answer in zip(setup, re.findall(r"^\^.*", answers, re.MULTILINE)):
 in_main, in_kernel, *_, stepped = re.findall(r"^\*stopped.*", answers, re.MULTILINE)
 values = re.findall(r'^\^done,value="(.*)"', answers, re.MULTILINE)
 expect('func="main"' in in_main, "the program first stops in main, where the extension continues it", in_main)
-expect('reason="breakpoint-hit"' in in_kernel and 'func="layernorm_backward_kernel"' in in_kernel
+expect('reason="breakpoint-hit"' in in_kernel and 'func="layernorm_backward_kernel<3>"' in in_kernel
        and re.search(r'fullname="[^"]*/train_gpt\.cu"', in_kernel),
        "the program then stops in layernorm_backward_kernel of train_gpt.cu", in_kernel)
 expect_equal(values[:4], ["1", "3", "0", "0"], "it stops at block 1, thread 3")
