@@ -12,7 +12,7 @@ none of them overlaps the others fully:
     instructions        warp instructions / 4 schedulers, or FP32 instructions / lanes; only known from machine code
     special functions   exp2 and similar functions: 16 per clock
     tensor cores        FLOPs / rate; plus the instructions of a softmax between products, if the kernel has one
-    latency             waves of blocks x the time that a block waits: for loads, shuffles and barriers, one after another
+    latency             waves of blocks x the time that a block waits for loads, shuffles and barriers, in turn
     atomics             atomics on the same region of L2, one sector at a time
     block starts        the GPU starts about one block per clock
 
@@ -52,8 +52,8 @@ RANGE = (0.8, 1.25)         # measured time / estimate, of 8 in 10 held-out case
 L1_CLOCKS, SHARED_CLOCKS, BARRIER_CLOCKS = 35, 28, 40       # microbenchmarks of Volta to Hopper; SHARED: also shuffles
 ATOMICS_PER_CLOCK = 1.4     # of a region of L2: a histogram of 256 bins on an H100
 BLOCKS_PER_CLOCK = 0.9      # llm.c's residual_forward with 196,608 blocks (pull request 299)
-TENSOR_SHARE = 0.73         # large BF16 products by cuBLASLt on an H100, whose power limit of 700 W lowers the clock: 0.72
-                            # and 0.80 (fast.cu), 0.73 (nanochat)
+TENSOR_SHARE = 0.73         # large BF16 products by cuBLASLt on an H100, whose power limit of 700 W lowers the clock:
+                            # 0.72 and 0.80 (fast.cu), 0.73 (nanochat)
 FP8_SHARE = 0.59            # the same with FP8: nanochat, without its casts
 FP32_SHARE = 0.85           # large FP32 products by cuBLASLt: 0.98 on an A100, 0.77 on an H200
 FP32_SHARE_OF_16 = 0.62     # the same where half of the FP32 lanes also execute integer instructions (GA10x, Ada)

@@ -14,8 +14,8 @@
 // default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
 // INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
 // (addresses of barriers to skip), INSPECT_REGISTERS (output of sass.py), INSPECT_FROM (an NVTX range: its
-// first launch starts the recording, its second one ends the program), INSPECT_RACES (no: races are not looked for, which
-// takes half the time).
+// first launch starts the recording, its second one ends the program), INSPECT_RACES (no: races are not looked for,
+// which takes half the time).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -45,8 +45,8 @@ constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", 
 
 // How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses.
 // In a grid with a second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of
-// blocks are recorded, if they are not longer than MAX_ROW, until `far_too_many` accesses. If not even two rows are within that limit, blocks 0 and 1 are
-// recorded and the first one of the second row: see memory_loads().
+// blocks are recorded until `far_too_many` accesses, unless they are longer than MAX_ROW. If the limit is reached with
+// one or two blocks, these are blocks 0 and 1, and the first one of the second row is recorded too: see memory_loads().
 struct Limits {
     uint64_t blocks, accesses, too_many, far_too_many;
 };

@@ -81,8 +81,9 @@ def estimated(blocks=1024, softmax=Softmax(), resident=8, card=H100, **launch):
 
 
 def test_launches():
-    for bound, launch in [("memory", {"dram_load": 6e8, "dram_store": 4e8}), ("L2", {"l2": 1e9}), ("L2", {"partial": 1e9}),
-                          ("L1 and shared", {"cycles": 1e8}), ("special functions", {"special": 1e10}),
+    for bound, launch in [("memory", {"dram_load": 6e8, "dram_store": 4e8}), ("L2", {"l2": 1e9}),
+                          ("L2", {"partial": 1e9}), ("L1 and shared", {"cycles": 1e8}),
+                          ("special functions", {"special": 1e10}),
                           ("instructions", {"instructions": 1e9}), ("tensor cores", {"tensor_flops": 1e12}),
                           ("latency", {"waits_memory": 1e5}), ("atomics", {"hot_atomics": 1e7}),
                           ("block starts", {"blocks": 1 << 24, "resident": 32})]:
@@ -145,7 +146,7 @@ def test_matmuls():
            "a large matmul in FP8 attains FP8_SHARE of twice the rate")
     split, waves = share(768, 2304, 65536, out_bytes=4), share(5888, 896, 4096)
     expect(split > 0.85 * TENSOR_SHARE, "a matmul with few tiles and a large K uses split-K", f"{split:.3f}")
-    slow, fast = (matmul_seconds(H100, product(768, 2304, 65536, out_bytes=4), workspace) for workspace in (0, 1 << 27))
+    slow, fast = (matmul_seconds(H100, product(768, 2304, 65536, out_bytes=4), bytes_) for bytes_ in (0, 1 << 27))
     expect(slow > 1.2 * fast, "without a workspace there is no split-K", f"{slow * 1e6:.0f} and {fast * 1e6:.0f} us")
     thin = product(1 << 20, 64, 64)
     more = matmul_seconds(H100, {**thin, "epilogue": "gelu_aux"}) / matmul_seconds(H100, thin)
@@ -163,7 +164,8 @@ def test_matmuls():
 
 def test_executions():
     """A kernel of 2 warps with a loop, unrolled 4 times, and its remainder; the loop runs 100 times."""
-    loops = [{"depth": 0, "parent": None, "lines": ["a.cu", 1, 9], "round_trips": 0, "counts": {"all": 20, "STG.32": 1}},
+    loops = [{"depth": 0, "parent": None, "lines": ["a.cu", 1, 9], "round_trips": 0,
+              "counts": {"all": 20, "STG.32": 1}},
              {"depth": 1, "parent": 0, "lines": ["a.cu", 4, 5], "round_trips": 1,
               "counts": {"all": 16, "LDG.32": 4, "FADD": 4}},
              {"depth": 1, "parent": 0, "lines": ["a.cu", 4, 5], "round_trips": 1,
@@ -372,7 +374,6 @@ def test_pictures():
     expect_equal(gallery.figure(site), "", "a site without a recorded request has no picture")
 
 
-for test in (test_names, test_cards, test_resident_blocks, test_launches, test_attention, test_matmuls, test_executions, test_registers,
-             test_listing, test_loops, test_expectations, test_colours, test_pictures):
+for test in [test for name, test in list(globals().items()) if name.startswith("test_")]:
     test()
 finish()

@@ -76,8 +76,8 @@ def totals(results):
     lines = [f"All launches: {least} to {most} ms, estimated on {results.card.name}: {number(1e3 * seconds)} ({parts})"]
     if results.tokens:
         rate = results.tokens / seconds
-        lines.append(f"{results.tokens:,} tokens: {rate / RANGE[1]:,.0f} to {rate / RANGE[0]:,.0f} tokens/s, estimated: "
-                     f"{rate:,.0f}")
+        lines.append(f"{results.tokens:,} tokens: {rate / RANGE[1]:,.0f} to {rate / RANGE[0]:,.0f} tokens/s, "
+                     f"estimated: {rate:,.0f}")
     return lines
 
 

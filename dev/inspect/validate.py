@@ -6,11 +6,13 @@ emulator, and writes validation.md and a picture.
     dev/inspect/validate.py --keep          # use the recordings of the last run
     dev/inspect/validate.py --keep --fit    # fit FITTED, the constants of estimate.py, and print them
 
-A ladder of validation.json has the source (a key of `sources`), commit and file of a kernel; `data` and `call`, C++ that
-allocates its arguments and launches it; the card; and {value: measurement}: `call` contains the value as $. A matmul
-has its m, n, k and type instead. `unit` is a time or a rate, of the product of the numbers in `work`.
+A ladder of validation.json has the source (a key of `sources`), commit and file of a kernel; `data` and `call`: C++
+that allocates its arguments and launches it; the card; {value: measurement}: `call` contains the value as $. A matmul
+has its m, n, k and type instead. `unit` is a time or a rate, of the product of the numbers in `work`. `events`: each
+launch was timed alone, between two events, so its time includes EVENT_SECONDS. `fitted`: a constant was taken from it.
 
-Every second ladder, in the order of the file, is held out: the constants are fitted to the others only.
+Every second ladder, in the order of the file, is held out unless it is `fitted`: the constants of estimate.py are
+fitted to the others only.
 """
 import argparse
 import json
@@ -32,6 +34,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 FOLDER = os.path.join("build", "validation")
 LIST, GUIDE = (os.path.join("dev", "inspect", name) for name in ("validation.json", "validation.md"))
 PICTURE = os.path.join("data", "pictures", "validation.svg")
+EVENT_SECONDS = 4e-6        # between two events with a short kernel between them, without the kernel
 UNITS = {"ms": 1e-3, "us": 1e-6, "GB/s": 1e9, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
 DRIVER = """#include <random>
 #include <vector>
@@ -135,11 +138,12 @@ class Case:
 
     @property
     def held_out(self):
-        return self.number % 2 == 1
+        return self.number % 2 == 1 and not self.ladder.get("fitted")
 
     def predicted(self):
         if "matmul" not in self.ladder:
-            return sum(estimate.launch_seconds(*inputs) for inputs in self.inputs)
+            launches = sum(estimate.launch_seconds(*inputs) for inputs in self.inputs)
+            return launches + (EVENT_SECONDS if self.ladder.get("events") else 0)
         m, n, k, of = self.ladder["matmul"]
         return estimate.matmul_seconds(CARDS[self.ladder["card"]], {
             "m": m, "n": n, "k": k, "type": of, "out_bytes": estimate.ELEMENT_BYTES[of], "accumulate": False,
@@ -264,7 +268,7 @@ def picture(cases):
         parts.append(f'<circle cx="{at(1e6 * case.measured):.1f}" cy="{size - at(1e6 * case.predicted()):.1f}" r="3" '
                      f'fill="{colour}" fill-opacity="0.6"/>')
     parts.append(f'<text x="{size / 2:.0f}" y="{size - 4}" text-anchor="middle">measured</text>'
-                 f'<text x="{margin}" y="14">estimated; lines: equal, and a factor of 1.5; orange: held out</text></svg>')
+                 f'<text x="{margin}" y="14">estimated; lines: equal, factor of 1.5; orange: held out</text></svg>')
     return "\n".join(parts) + "\n"
 
 
@@ -292,8 +296,9 @@ def main():
     if options.fit:
         fit([case for case in cases if not case.held_out])
     for case in cases:
-        print(f"{case.ladder['name']:24} {case.value:18} {case.ladder['card']:12} {'held out' if case.held_out else '':9}"
-              f"{1e6 * case.measured:10.1f} {1e6 * case.predicted():10.1f} {case.ratio():6.2f}  "
+        held = "held out" if case.held_out else ""
+        print(f"{case.ladder['name']:24} {case.value:18} {case.ladder['card']:12} {held:9}{1e6 * case.measured:10.1f} "
+              f"{1e6 * case.predicted():10.1f} {case.ratio():6.2f}  "
               f"{case.bound()}")
     if not options.only and not options.fit:
         write_guide(cases)
