@@ -1,9 +1,9 @@
 // A model of a GPU's caches, with lines of 128 bytes in sectors of 32, which are fetched one by one. NVIDIA does not
 // document the real placement and replacement of lines.
 //
-// L1: fully associative, LRU replacement. Its size is the part of the L1/shared memory array that resident blocks do not
-// use as shared memory, divided by their number. Threads, shared memory and (if known) registers limit that number. Only
-// loads by threads go through L1. Stores, atomics, cp.async of 16 bytes and TMA copies go to L2.
+// L1: fully associative, LRU replacement. Its size is the part of the L1/shared memory array that resident blocks do
+// not use as shared memory, divided by their number. Threads, shared memory and (if known) registers limit that number.
+// Only loads by threads go through L1. Stores, atomics, cp.async of 16 bytes and TMA copies go to L2.
 // L2: one for the whole GPU, empty when a kernel starts. On a GPU, a wave of blocks runs at the same time; here, blocks
 // run one after another. So the model estimates how many sectors the whole GPU has fetched since the last access to a
 // sector; it is still there if they fit:
@@ -93,8 +93,8 @@ public:
         return hits;
     }
 
-    // A store adds `writes` (0 or 1) to the sectors written to memory: a sector is written once while it stays in L2. It
-    // adds `partial` (-1, 0 or 1) to those of which only a part has been stored: the rest must be fetched.
+    // A store adds `writes` (0 or 1) to the sectors written to memory: a sector is written once while it stays in L2.
+    // It adds `partial` (-1, 0 or 1) to those of which only a part has been stored: the rest must be fetched.
     struct Store { int writes, partial; };
     Store store(uint64_t sector, uint32_t bytes)
     {

@@ -14,8 +14,8 @@
 // default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
 // INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
 // (addresses of barriers to skip), INSPECT_REGISTERS (output of sass.py), INSPECT_FROM (an NVTX range: its
-// first launch starts the recording, its second one ends the program), INSPECT_RACES (no: races are not looked for, which
-// takes half the time).
+// first launch starts the recording, its second one ends the program), INSPECT_RACES (no: races are not looked for,
+// which takes half the time).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -45,11 +45,12 @@ constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", 
 
 // How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses.
 // In a grid with a second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of
-// blocks are recorded, until `far_too_many` accesses. If not even two rows are within that limit, blocks 0 and 1 are
-// recorded and the first one of the second row: see memory_loads().
+// blocks are recorded until `far_too_many` accesses, unless they are longer than MAX_ROW. If the limit is reached with
+// one or two blocks, these are blocks 0 and 1, and the first one of the second row is recorded too: see memory_loads().
 struct Limits {
     uint64_t blocks, accesses, too_many, far_too_many;
 };
+constexpr uint64_t MAX_ROW = 256;
 constexpr Limits IN_A_STEP{8, 1 << 18, 1 << 20, 8 << 20};
 constexpr Limits IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};
 
@@ -1028,7 +1029,7 @@ Run next_block()
     if (!records_launch) return otherwise;
     if (number == 0) return Run::RECORDED;
     const LaunchShape& shape = kernel->shape;
-    const uint64_t row = shape.grid[1] * shape.grid[2] > 1 ? shape.grid[0] : 1;
+    const uint64_t row = shape.grid[1] * shape.grid[2] > 1 && shape.grid[0] <= MAX_ROW ? shape.grid[0] : 1;
     const Limits& limits = is_whole ? IN_A_PROGRAM : IN_A_STEP;
     const bool row_is_done = number % row == 0;
     const bool enough = number >= std::min(limits.blocks, 2 * row + 6) && row_is_done &&

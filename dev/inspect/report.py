@@ -10,6 +10,7 @@ import sys
 sys.dont_write_bytecode = True
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from cards import CARDS
+from estimate import RANGE
 from page import page
 from results import Expectations, Results, read_json, read_recording
 from symbols import Mistake
@@ -44,6 +45,7 @@ def as_json(results):
     seconds = sum(results.step.values())
     return {"card": results.card.key, "ended": results.raw["ended"],
             "kernels": [kernel_as_json(kernel) for kernel in results.kernels], "estimate_ms": 1e3 * seconds,
+            "estimate_range": RANGE,
             "estimate_parts_ms": {name: 1e3 * part for name, part in results.step.items()},
             "estimate_tokens_per_s": results.tokens / seconds if results.tokens else None}
 

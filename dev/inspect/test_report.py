@@ -11,8 +11,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path += [os.path.join(HERE, ".."), os.path.join(HERE, "..", "tests")]
 from cards import CARDS
 from testing import expect, expect_equal, finish
-from estimate import (GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, PIECE_SECONDS, TENSOR_SHARE, TURNS_OVERLAP,
-                      Softmax, launch_bounds, matmul_seconds, resident_blocks, step_seconds)
+from estimate import (FP8_SHARE, GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, PIECE_SECONDS, SHARPNESS,
+                      TENSOR_SHARE, TURNS_OVERLAP, Softmax, combined, launch_bounds, matmul_seconds, resident_blocks,
+                      step_seconds)
+from executions import executions
 from page import glossary, level
 from pictures import Gallery, global_picture, shared_picture
 from results import Expectations
@@ -43,7 +45,8 @@ def test_names():
 def test_cards():
     """Dense BF16 FLOPs per clock of a multiprocessor, from the white papers."""
     for key, a_clock in [("h100", 4096), ("h200", 4096), ("a100", 2048), ("4090", 512), ("l40s", 1024), ("t4", 1024),
-                         ("b200", 8192)]:
+                         ("b200", 8192), ("h100-pcie", 4096), ("a6000", 1024), ("a4000", 1024), ("3090", 512),
+                         ("3070", 512), ("3070-laptop", 512), ("3050-laptop", 512), ("2080ti", 512), ("2070s", 512)]:
         card = CARDS[key]
         expect(near(card.tensor, card.multiprocessors * a_clock * card.clock, 0.02),
                f"{key}: the data sheet's tensor FLOP/s equal multiprocessors x {a_clock} x clock within 2 %")
@@ -51,7 +54,7 @@ def test_cards():
                  "nvcc's -arch of h100, 4090 and b200")
     expect_equal([CARDS[key].fp8 for key in ("h100", "4090", "a100", "t4")], [1978.8e12, 330.4e12, 0, 0],
                  "FP8 has twice the BF16 rate from capability 8.9 on, and 0 below")
-    expect_equal(len(CARDS), 7, "all 7 cards of dev/cpu/card.h are read")
+    expect_equal(len(CARDS), 16, "all 16 cards of dev/cpu/card.h are read")
 
 
 def test_resident_blocks():
@@ -66,27 +69,43 @@ def test_resident_blocks():
         expect_equal(resident_blocks(card, *arguments), blocks, f"{text}: {blocks} blocks per multiprocessor")
 
 
-NOTHING = {"dram_load": 0, "dram_store": 0, "l2": 0, "wavefronts": 0, "tensor_flops": 0, "special": 0}
+NOTHING = dict.fromkeys(("dram_load", "dram_store", "partial_fetched", "l2", "partial", "cycles", "cycles_of_16",
+                         "tensor_flops", "special", "waits_shared", "waits_l1", "waits_l2", "waits_memory", "exchanges",
+                         "barriers", "hot_atomics"), 0)
 
 
-def estimated(blocks=1024, softmax=Softmax(), **launch):
-    """Returns (bound, seconds)."""
-    bounds = launch_bounds(H100, {**NOTHING, **launch}, blocks, resident_blocks(H100, 256, 0), softmax)
+def estimated(blocks=1024, softmax=Softmax(), resident=8, card=H100, **launch):
+    """Returns the longest bound and its seconds."""
+    bounds = launch_bounds(card, {**NOTHING, **launch}, blocks, resident, softmax)
     return max(bounds.items(), key=lambda item: item[1])
 
 
 def test_launches():
-    for bound, launch in [("memory", {"dram_load": 6e8, "dram_store": 4e8}), ("L2", {"l2": 1e10}),
-                          ("L1 and shared", {"wavefronts": 1e8}), ("special functions", {"special": 1e10}),
-                          ("tensor cores", {"tensor_flops": 1e12}), ("a launch", {})]:
+    for bound, launch in [("memory", {"dram_load": 6e8, "dram_store": 4e8}), ("L2", {"l2": 1e9}),
+                          ("L2", {"partial": 1e9}), ("L1 and shared", {"cycles": 1e8}),
+                          ("special functions", {"special": 1e10}),
+                          ("instructions", {"instructions": 1e9}), ("tensor cores", {"tensor_flops": 1e12}),
+                          ("latency", {"waits_memory": 1e5}), ("atomics", {"hot_atomics": 1e7}),
+                          ("block starts", {"blocks": 1 << 24, "resident": 32})]:
         expect_equal(estimated(**launch)[0], bound, f"a launch whose work is mostly for {bound} is bound by it")
     expect(near(estimated(dram_load=6e8, dram_store=4e8)[1], 1e9 / (MEMORY_SHARE * 3.35e12)),
            "a gigabyte takes its bytes divided by the attainable bandwidth")
-    expect(near(estimated()[1], KERNEL_SECONDS), "a kernel without work takes KERNEL_SECONDS")
     expect(near(estimated(blocks=4, dram_load=1e8)[1], 1e8 / (4 * L2_PORT * H100.clock)),
            "four blocks are limited by the L2 bandwidth of four multiprocessors")
-    whole, more = (estimated(blocks=blocks, wavefronts=1e8)[1] for blocks in (1056, 1057))
+    whole, more = (estimated(blocks=blocks, cycles=1e8)[1] for blocks in (1056, 1057))
     expect(near(more, 2 * 1056 / 1057 * whole, 1e-3), "one block more than a full wave takes another wave")
+    expect(near(estimated(cycles_of_16=1e8, card=CARDS["3070"])[1] * 46 * 1.725,
+                estimated(cycles=1e8, blocks=1056)[1] * 132 * 1.83, 0.1),
+           "multiprocessors with 16 load/store units take the cycles of such")
+    few, many = (estimated(blocks=1 << 14, waits_memory=1 << 18, resident=resident)[1] for resident in (2, 8))
+    expect(near(few, 4 * many), "a quarter of the resident blocks takes four times as many waves of latency")
+    fma = estimated(instructions=1e9, fp32=1e9, card=CARDS["a100"])[1] / estimated(instructions=1e9,
+                                                                                   card=CARDS["a100"])[1]
+    expect(near(fma, 2, 0.01), "FP32 instructions take twice as long on an A100, which has lanes for half of the slots")
+    launch = {"memory": 3e-6, "L2": 3e-6, "latency": 0.0}
+    expect(near(combined(launch), KERNEL_SECONDS + 3e-6 * 2 ** (1 / SHARPNESS)),
+           "two equal bounds take longer than one of them, and a launch takes at least KERNEL_SECONDS")
+    expect_equal(combined({"memory": 0.0}), KERNEL_SECONDS, "a kernel without work takes KERNEL_SECONDS")
     between = {"scores": 1e12 / (2 * 3 * 64), "instructions": 2.5}
     alone, soft, ping_pong, tiles = (estimated(tensor_flops=1e12, softmax=softmax)[1] for softmax in (
         Softmax(), Softmax(**between), Softmax(**between, turns=True), Softmax(**between, pieces=1320)))
@@ -123,9 +142,15 @@ def test_matmuls():
 
     large = share(8192, 8448, 8192)
     expect(0.95 * TENSOR_SHARE < large <= TENSOR_SHARE, "a large matmul attains TENSOR_SHARE", f"{large:.3f}")
-    expect(near(share(8192, 8448, 8192, of="fp8"), 2 * large), "a large matmul is twice as fast in FP8")
+    expect(near(share(8192, 8448, 8192, of="fp8"), 2 * FP8_SHARE / TENSOR_SHARE * large),
+           "a large matmul in FP8 attains FP8_SHARE of twice the rate")
     split, waves = share(768, 2304, 65536, out_bytes=4), share(5888, 896, 4096)
     expect(split > 0.85 * TENSOR_SHARE, "a matmul with few tiles and a large K uses split-K", f"{split:.3f}")
+    slow, fast = (matmul_seconds(H100, product(768, 2304, 65536, out_bytes=4), bytes_) for bytes_ in (0, 1 << 27))
+    expect(slow > 1.2 * fast, "without a workspace there is no split-K", f"{slow * 1e6:.0f} and {fast * 1e6:.0f} us")
+    thin = product(1 << 20, 64, 64)
+    more = matmul_seconds(H100, {**thin, "epilogue": "gelu_aux"}) / matmul_seconds(H100, thin)
+    expect(near(more, 1.5, 0.01), "a GELU epilogue that stores its input moves a third matrix", f"{more:.3f}")
     expect(waves < 0.75 * TENSOR_SHARE, "161 tiles of 128 x 256 take two waves of 132 multiprocessors", f"{waves:.3f}")
     for of, moved in (("bf16", 2 * (2 * (1 << 26) + 64 * 64)), ("fp8", 3 * (1 << 26) + 64 * 64)):
         expect(near(matmul_seconds(H100, product(1 << 20, 64, 64, of=of)), moved / (MEMORY_SHARE * 3.35e12)),
@@ -135,6 +160,23 @@ def test_matmuls():
     expect_equal(step_seconds(H100, raw, [1e-3, 2e-3]),
                  {"kernels": 3e-3, "matmuls": KERNEL_SECONDS, "gaps": 2 * GAP_SECONDS},
                  "the time of a step is the sum of its launches and of a gap between each two")
+
+
+def test_executions():
+    """A kernel of 2 warps with a loop, unrolled 4 times, and its remainder; the loop runs 100 times."""
+    loops = [{"depth": 0, "parent": None, "lines": ["a.cu", 1, 9], "round_trips": 0,
+              "counts": {"all": 20, "STG.32": 1}},
+             {"depth": 1, "parent": 0, "lines": ["a.cu", 4, 5], "round_trips": 1,
+              "counts": {"all": 16, "LDG.32": 4, "FADD": 4}},
+             {"depth": 1, "parent": 0, "lines": ["a.cu", 4, 5], "round_trips": 1,
+              "counts": {"all": 7, "LDG.32": 1, "FADD": 1}}]
+    sites = [("a.cu", 4, ("global", "load"), 2 * 400 * 128), ("a.cu", 8, ("global", "store"), 2 * 128)]
+    expect_equal(executions(loops, sites, 2),
+                 {"instructions": 2 * (20 + 100 * 16), "fp32": 2 * 400, "round_trips": 200},
+                 "loops run as often as their accesses say; a remainder with the same lines does not run")
+    loops[2] = {**loops[2], "lines": ["a.cu", 6, 7], "counts": {"all": 7}, "round_trips": 0, "depth": 2, "parent": 1}
+    expect_equal(executions(loops, sites, 2)["instructions"], 2 * (20 + 100 * 16 + 100 * 7),
+                 "an inner loop without accesses counts once per iteration of the outer one")
 
 
 def test_registers():
@@ -332,7 +374,6 @@ def test_pictures():
     expect_equal(gallery.figure(site), "", "a site without a recorded request has no picture")
 
 
-for test in (test_names, test_cards, test_resident_blocks, test_launches, test_attention, test_matmuls, test_registers,
-             test_listing, test_loops, test_expectations, test_colours, test_pictures):
+for test in [test for name, test in list(globals().items()) if name.startswith("test_")]:
     test()
 finish()

@@ -6,11 +6,13 @@ emulator, and writes validation.md and a picture.
     dev/inspect/validate.py --keep          # use the recordings of the last run
     dev/inspect/validate.py --keep --fit    # fit FITTED, the constants of estimate.py, and print them
 
-A ladder of validation.json has the source (a key of `sources`), commit and file of a kernel; `data` and `call`, C++ that
-allocates its arguments and launches it; the card; and {value: measurement}: `call` contains the value as $. A matmul
-has its m, n, k and type instead. `unit` is a time or a rate, of the product of the numbers in `work`.
+A ladder of validation.json has the source (a key of `sources`), commit and file of a kernel; `data` and `call`: C++
+that allocates its arguments and launches it; the card; {value: measurement}: `call` contains the value as $. A matmul
+has its m, n, k and type instead. `unit` is a time or a rate, of the product of the numbers in `work`. `events`: each
+launch was timed alone, between two events, so its time includes EVENT_SECONDS. `fitted`: a constant was taken from it.
 
-Every second ladder, in the order of the file, is held out: the constants are fitted to the others only.
+Every second ladder, in the order of the file, is held out unless it is `fitted`: the constants of estimate.py are
+fitted to the others only.
 """
 import argparse
 import json
@@ -26,11 +28,13 @@ sys.path.append(os.path.join(HERE, ".."))
 import estimate
 from cards import CARDS
 from results import Results, read_json
+from tables import number
 
 ROOT = os.path.dirname(os.path.dirname(HERE))
 FOLDER = os.path.join("build", "validation")
 LIST, GUIDE = (os.path.join("dev", "inspect", name) for name in ("validation.json", "validation.md"))
 PICTURE = os.path.join("data", "pictures", "validation.svg")
+EVENT_SECONDS = 4e-6        # between two events with a short kernel between them, without the kernel
 UNITS = {"ms": 1e-3, "us": 1e-6, "GB/s": 1e9, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
 DRIVER = """#include <random>
 #include <vector>
@@ -134,11 +138,12 @@ class Case:
 
     @property
     def held_out(self):
-        return self.number % 2 == 1
+        return self.number % 2 == 1 and not self.ladder.get("fitted")
 
     def predicted(self):
         if "matmul" not in self.ladder:
-            return sum(estimate.launch_seconds(*inputs) for inputs in self.inputs)
+            launches = sum(estimate.launch_seconds(*inputs) for inputs in self.inputs)
+            return launches + (EVENT_SECONDS if self.ladder.get("events") else 0)
         m, n, k, of = self.ladder["matmul"]
         return estimate.matmul_seconds(CARDS[self.ladder["card"]], {
             "m": m, "n": n, "k": k, "type": of, "out_bytes": estimate.ELEMENT_BYTES[of], "accumulate": False,
@@ -222,6 +227,60 @@ def fit(cases):
         print(f"{name} = {getattr(estimate, name):.3g}")
 
 
+# ---- the guide
+
+BEGIN, END = "<!-- validate.py: begin -->", "<!-- end -->"
+
+
+def guide_table(cases):
+    groups = (("all", cases), ("fitted", [c for c in cases if not c.held_out]),
+              ("held out", [c for c in cases if c.held_out]))
+    rows = ["| cases | number | median | quartiles | 8 in 10 | median error | within 1.5 | pairs in order |",
+            "|---|---|---|---|---|---|---|---|",
+            *[f"| {name} | {error_words(group)} | {order_words(group)} |" for name, group in groups], "",
+            "| kernel | | GPU | measured µs | estimated µs | ratio | bound by |", "|---|---|---|---|---|---|---|"]
+    for case in cases:
+        name = f"[{case.ladder['name']}]({case.ladder['link']})"
+        held = " *" if case.held_out else ""
+        rows.append(f"| {name}{held} | {case.value} | {case.ladder['card']} | {number(1e6 * case.measured)} | "
+                    f"{number(1e6 * case.predicted())} | {case.ratio():.2f} | {case.bound()} |")
+    return "\n".join(rows)
+
+
+def picture(cases):
+    """Returns a scatter plot: measured time on the x axis, estimate on the y axis, both logarithmic."""
+    size, margin, low, high = 440, 40, 10.0, 1e6         # us
+
+    def at(us):
+        return margin + (size - 2 * margin) * math.log(us / low) / math.log(high / low)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size} {size}" font-family="sans-serif" '
+             'font-size="11" fill="#555">', f'<rect width="{size}" height="{size}" fill="#fff"/>']
+    for factor, dash in ((1, ""), (1.5, ' stroke-dasharray="3"'), (1 / 1.5, ' stroke-dasharray="3"')):
+        begin, end = low * max(1, 1 / factor), high * min(1, 1 / factor)
+        parts.append(f'<path d="M{at(begin):.1f} {size - at(begin * factor):.1f}L{at(end):.1f} '
+                     f'{size - at(end * factor):.1f}" stroke="#bbb"{dash}/>')
+    for power, name in enumerate(("10 µs", "100 µs", "1 ms", "10 ms", "100 ms", "1 s"), 1):
+        x = at(10.0 ** power)
+        parts.append(f'<text x="{x:.0f}" y="{size - margin / 2:.0f}" text-anchor="middle">{name}</text>'
+                     f'<text x="{margin - 4}" y="{size - x + 4:.0f}" text-anchor="end">{name}</text>')
+    for case in cases:
+        colour = "#d65f00" if case.held_out else "#4a78b5"
+        parts.append(f'<circle cx="{at(1e6 * case.measured):.1f}" cy="{size - at(1e6 * case.predicted()):.1f}" r="3" '
+                     f'fill="{colour}" fill-opacity="0.6"/>')
+    parts.append(f'<text x="{size / 2:.0f}" y="{size - 4}" text-anchor="middle">measured</text>'
+                 f'<text x="{margin}" y="14">estimated; lines: equal, factor of 1.5; orange: held out</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+def write_guide(cases):
+    with open(GUIDE, encoding="utf-8") as file:
+        before, rest = file.read().split(BEGIN)
+    with open(GUIDE, "w", encoding="utf-8") as file:
+        file.write(f"{before}{BEGIN}\n{guide_table(cases)}\n{END}{rest.split(END)[1]}")
+    with open(PICTURE, "w", encoding="utf-8") as file:
+        file.write(picture(cases))
+
+
 # ---- the command
 
 def main():
@@ -237,9 +296,12 @@ def main():
     if options.fit:
         fit([case for case in cases if not case.held_out])
     for case in cases:
-        print(f"{case.ladder['name']:24} {case.value:18} {case.ladder['card']:12} {'held out' if case.held_out else '':9}"
-              f"{1e6 * case.measured:10.1f} {1e6 * case.predicted():10.1f} {case.ratio():6.2f}  "
+        held = "held out" if case.held_out else ""
+        print(f"{case.ladder['name']:24} {case.value:18} {case.ladder['card']:12} {held:9}{1e6 * case.measured:10.1f} "
+              f"{1e6 * case.predicted():10.1f} {case.ratio():6.2f}  "
               f"{case.bound()}")
+    if not options.only and not options.fit:
+        write_guide(cases)
     for name, group in (("all", cases), ("fit", [c for c in cases if not c.held_out]),
                         ("held out", [c for c in cases if c.held_out])):
         if len(group) > 1:
