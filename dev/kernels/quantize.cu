@@ -13,9 +13,9 @@
 //     from BF16.
 // The trainer uses one scale per tensor: its kernels quantise their outputs (delayed scaling) without reading them
 // again, and transposing reads and writes one byte per element. (The kernel of GELU's backward writes both copies, so
-// nothing is read again.) Both recipes have the rounding error of a 3-bit mantissa; with one scale per tile, fewer small
-// values underflow. Scales are powers of 2: scaling causes no rounding error, and uses up at most one of the 18 powers
-// of 2.
+// nothing is read again.) Both recipes have the rounding error of a 3-bit mantissa; with one scale per tile, fewer
+// small values underflow. Scales are powers of 2: scaling causes no rounding error, and uses up at most one of the 18
+// powers of 2.
 //
 // N and C are multiples of 16.
 
