@@ -12,9 +12,10 @@
 //     FP8 values. Tiles of 1 x 128 become 128 x 1, with other scales and other FP8 values: both copies must be computed
 //     from BF16.
 // The trainer uses one scale per tensor: its kernels quantise their outputs (delayed scaling) without reading them
-// again, and transposing reads and writes one byte per element. (Both recipes have the rounding error of a 3-bit
-// mantissa; with one scale per tile, fewer small values underflow.) Scales are powers of 2: scaling causes no rounding
-// error, and uses up at most one of the 18 powers of 2.
+// again, and transposing reads and writes one byte per element. (The kernel of GELU's backward writes both copies, so
+// nothing is read again.) Both recipes have the rounding error of a 3-bit mantissa; with one scale per tile, fewer
+// small values underflow. Scales are powers of 2: scaling causes no rounding error, and uses up at most one of the 18
+// powers of 2.
 //
 // N and C are multiples of 16.
 
@@ -247,6 +248,48 @@ void both_directions_per_tile(Study& study, const Size& s) {
     });
 }
 
+// With fp8-all, GELU's backward writes a matrix that two FP8 products read in different directions, and whose column
+// sums are the gradient of a bias. One kernel for GELU', the column sums and both copies moves 6 bytes per element;
+// three kernels move 11: the matrix in BF16 is written and read once more, its FP8 copy is read once more.
+void gelu_backward_in_fp8(Study& study, const Size& s) {
+    const size_t n = s.N * s.C;
+    Case c(study, "GELU's backward in FP8, both directions, with column sums", text_of(s), bytes(6.0 * n));
+    const auto inp = c.input<floatX>(n, -4, 4), dout = c.input<floatX>(n);
+    const auto x = c.scratch<floatX>(n);
+    const auto out = c.output<e5m2>("out", n), t_out = c.output<e5m2>("transposed", n);
+    const auto db = c.updated<floatX>("db", s.C);
+    const auto partials = c.scratch<float>(partial_blocks(s.N) * s.C);
+    auto grad = [&] { return Grad{static_cast<floatX*>(db), FLOATX}; };
+    const double scale = 1 << 13;   // |dinp| < 2, and E5M2 represents 57344
+    for (size_t i = 0; i < n; i++) {
+        const double v = inp.host[i], t = tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v));
+        const double du = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * v * v);
+        const double d = stored_as<floatX>(dout.host[i] * (0.5 * (1 + t) + 0.5 * v * (1 - t * t) * du));
+        out.expected[i] = stored_as<e5m2>(d * scale);
+        db.expected[i % s.C] += d;
+    }
+    t_out.expected = transposed(out.expected, s.C);
+    set_the_scale(scale);
+    auto operand = [&](bool only_fp8) {
+        Operand o = static_cast<floatX*>(x);
+        o.fp8 = static_cast<e5m2*>(out);
+        o.transposed = static_cast<e5m2*>(t_out);
+        o.scale = the_scale();
+        o.format = DType::E5M2;
+        o.only_fp8 = only_fp8;
+        return o;
+    };
+    c.step("three kernels", [&] {
+        gelu_backward(operand(false), dout, inp, n);
+        bias_backward(grad(), partials, x, s.N, s.C);
+        fp8_transpose(t_out, out, s.N, s.C);
+    });
+    c.step("train_gpt.cu: one kernel", [&] {
+        fp8_gelu_backward(operand(true), grad(), partials, dout, inp, s.N, s.C);
+        if (fp8_in_any_layout()) fp8_transpose(t_out, out, s.N, s.C);
+    });
+}
+
 void run_study(Study& study) {
     const cudaDeviceProp& p = device.properties;
     if (!device.is_cpu() && 10 * p.major + p.minor < 89) {
@@ -254,7 +297,7 @@ void run_study(Study& study) {
         return;
     }
     study.at_sizes<Size>({{16, 16}, {48, 272}, {144, 144}}, {32768, 3072}, {128, 384}, per_tensor, per_tile,
-                         both_directions_per_tensor, both_directions_per_tile);
+                         both_directions_per_tensor, both_directions_per_tile, gelu_backward_in_fp8);
 }
 
 #else

@@ -46,9 +46,10 @@ template <typename T> double stored_as(double x) { return static_cast<float>(sta
 
 // The largest allowed error |found - expected| / (|expected| + root mean square of all expected values). BF16 has 8
 // significant bits, so one rounding changes a value by up to 2^-9 of it, and storing and rereading an intermediate
-// result by up to 2^-8. FP16 has 11 significant bits. Sums of many terms in FP32 stay well below 2^-14.
+// result by up to 2^-8. FP16 has 11 significant bits, E5M2 has 3. Sums of many terms in FP32 stay well below 2^-14.
 template <typename T> constexpr double LIMIT = std::is_same_v<T, __nv_bfloat16> ? 1.0 / (1 << 7)
-                                               : std::is_same_v<T, __half>      ? 1.0 / (1 << 10) : 1.0 / (1 << 14);
+                                               : std::is_same_v<T, __half>      ? 1.0 / (1 << 10)
+                                               : std::is_same_v<T, e5m2>        ? 1.0 / (1 << 2) : 1.0 / (1 << 14);
 
 struct Worst { double error; std::string what; };   // the element with the largest error, as a multiple of LIMIT
 
