@@ -401,10 +401,10 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
                                             int T) {
     using Shape = DqShape<HS>;
     constexpr int TILE_K = Shape::TILE_K;
-    const int row = consumer_row(), wg_row = warpgroup_row();   // first rows of this warp and this warpgroup
     const BackwardDescriptors<HS, Shape::TILE_Q, TILE_K> in(shared.Q[0], shared.dO[0], shared.K[0], shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    const OrderedBarrier<Shape::CONSUMERS> order(wg_row / WGMMA_M);
+    const OrderedBarrier<Shape::CONSUMERS> order(warpgroup_row() / WGMMA_M);
+    const int row = consumer_row(), wg_row = order.group * WGMMA_M;   // first rows of this warp and this warpgroup
     PipelineState<1> next_work;
     PipelineState<Shape::OWN_STAGES> q;
     PipelineState<Shape::STAGES> k, v;
@@ -559,10 +559,10 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* parti
                                              int T) {
     using Shape = DkvShape<HS>;
     constexpr int TILE_Q = Shape::TILE_Q;
-    const int row = consumer_row(), wg_row = warpgroup_row();   // first rows of this warp and this warpgroup
     const BackwardDescriptors<HS, Shape::TILE_K, TILE_Q> in(shared.K[0], shared.V[0], shared.Q[0], shared.dO[0]);
     const float scale = rsqrtf(static_cast<float>(HS));
-    const OrderedBarrier<Shape::CONSUMERS> order(wg_row / WGMMA_M);
+    const OrderedBarrier<Shape::CONSUMERS> order(warpgroup_row() / WGMMA_M);
+    const int row = consumer_row(), wg_row = order.group * WGMMA_M;   // first rows of this warp and this warpgroup
     PipelineState<1> next_work;
     PipelineState<Shape::OWN_STAGES> k;
     PipelineState<Shape::STAGES> q, read;   // read: one tile behind q; dV and dK still read it
@@ -595,10 +595,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* parti
         start_tile();
         for (int query0 = first_query0;;) {
             wgmma_wait<1>(dK, dV);                    // of the previous tile; S is still in flight
-            if (query0 > first_query0) {
-                __syncwarp();                         // all lanes have read lse and D
-                release(shared.q, read);
-            }
+            if (query0 > first_query0) release(shared.q, read);   // order.wait(): all lanes have read lse and D
             wgmma_fence(dP);
             start_scores<HS, TILE_Q>(dP, in.y(k.stage), Shape::TILE_K, in.b(q.stage));   // dP = V dO^T
             wgmma_wait<1>(S);

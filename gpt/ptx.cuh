@@ -314,7 +314,9 @@ template <int N> __device__ __forceinline__ void to_operands(uint32_t (&a)[N / 8
 template <int HS, typename F8>
 __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int row0, int T, const float* fragment,
                                            char* tile, int tile_rows, int tile_row) {
-    const int lane = threadIdx.x % 32;
+    uint32_t lane = threadIdx.x % 32;
+    // With these head sizes nvcc 12.4 would compute all addresses before a caller's loop and spill them.
+    if (HS % TILE_COLUMNS != 0) fence_operand(lane);
     Writer<F8, Reach::WARP> writer(x);
     __syncwarp();   // all lanes have read the old contents of the rows
     for (int i = 0; i < HS / 4; i++) {
@@ -322,7 +324,7 @@ __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int 
         memcpy(tile_chunk(tile, tile_rows, tile_row + fragment_row(2 * i), i / 2) + lane % 4 * 4, &pair, sizeof(pair));
     }
     __syncwarp();
-    for (int e = lane; e < 16 * (HS / PACK); e += 32) {
+    for (int e = static_cast<int>(lane); e < 16 * (HS / PACK); e += 32) {
         const int row = e / (HS / PACK), chunk = e % (HS / PACK);
         if (row0 + row >= T) continue;
         const void* from = tile_chunk(tile, tile_rows, tile_row + row, chunk);

@@ -849,6 +849,7 @@ inline void warpgroup_collective(const char* name, void* operand, Block::WarpWor
 }  // namespace cuda_cpu
 
 // The registers passed to a fence or a wait are for nvcc, which may move arithmetic on other registers across it.
+template <class Register> inline void fence_operand(Register&) {}
 template <class... Registers> inline void wgmma_fence(Registers&...)
 {
     cuda_cpu::warpgroup_collective("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {

@@ -116,8 +116,8 @@ UNNECESSARY_BARRIERS = {
         "the producer has the index of work tile n + 2 only after the consumers have received that of tile n + 1, and "
         "so have finished tile n, whose stage it loads; the same is true of Q in dQ, but not in forward",
     "__syncwarp();   // all lanes have read the rows that were staged here":
-        "the shuffles of column_sums come before the stores, and the recorder takes them for barriers; on a GPU they do "
-        "not order memory accesses",
+        "the shuffles of column_sums come before the stores, and the recorder takes them for barriers; on a GPU they "
+        "do not order memory accesses",
 }
 
 
