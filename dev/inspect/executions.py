@@ -16,26 +16,27 @@ def static_bytes(loop):
                       if re.match(pattern, name)) for kind, pattern in KINDS.items()}
 
 
-def loop_of(loops, static, file, line, kind):
-    """Returns the index of the loop that a line's accesses belong to: the innermost one with such accesses; of loops
-    with the same lines (an unrolled one and its remainder) the one with most. None if there is none."""
+def loop_of(loops, static, lines, kind):
+    """Returns the index of the loop that an access belongs to: the innermost one with such accesses that contains one
+    of the lines; of loops with the same lines (an unrolled one and its remainder) the one with most. None if there is
+    none."""
     found = []
     for number, loop in enumerate(loops):
         name, first, last = loop["lines"]
-        is_inside = number == 0 or (name == file and first <= line <= last)
+        is_inside = number == 0 or any(name == file and first <= line <= last for file, line in lines)
         if static[number][kind] and is_inside:
             found.append((loop["depth"], static[number][kind], number))
     return max(found)[2] if found else None
 
 
 def executions(loops, sites, warps):
-    """Returns {"instructions", "fp32", "round_trips"}: totals of the recorded warps. sites: [(file, line of the kernel,
-    (space, access), bytes accessed)], of the recorded blocks. A loop without memory accesses is assumed to run once per
-    iteration of its outer loop."""
+    """Returns {"instructions", "fp32", "round_trips"}: totals of the recorded warps. sites: [(lines of the access and
+    of the calls to it, (space, access), bytes accessed)], of the recorded blocks. A loop without memory accesses is
+    assumed to run once per iteration of its outer loop."""
     static = [static_bytes(loop) for loop in loops]
     done, of_iteration = [0.0] * len(loops), [sum(kinds.values()) for kinds in static]
-    for file, line, kind, size in sites:
-        number = loop_of(loops, static, file, line, kind)
+    for lines, kind, size in sites:
+        number = loop_of(loops, static, lines, kind)
         if number is not None:
             done[number] += size
     trips = [float(warps)]

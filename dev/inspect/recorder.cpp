@@ -734,7 +734,7 @@ static Level account(const Queued& queued)
         Request merged = request;
         merged.bytes = queued.merged;
         if (site.by == By::ATOMIC) add_cycles(request.lanes_of_a_bank());
-        else if (merged.bytes != 0) add_cycles(merged.wavefronts().taken);
+        else if (merged.bytes != 0) add_cycles(merged.words_of_a_bank());
     } else {
         const uint64_t sectors = site.sectors, least = site.least_sectors;
         level = account_global(site, request);
@@ -777,28 +777,44 @@ static void account_bulk(Site& site, const std::vector<uint64_t>& chunks)
 }
 
 // nvcc merges loads of neighbouring words of shared memory, if it knows their alignment: it often does, because tiles
-// have constant sizes. Sets Queued::merged of one instruction's requests; indices: of these requests, in their order.
+// have constant sizes and loops over them are unrolled. Sets Queued::merged of one instruction's requests. indices: of
+// these requests, in their order.
 static void merge(std::vector<Queued>& queue, const std::vector<uint32_t>& indices)
 {
-    const auto follows = [&](size_t at, unsigned count) {
-        if (at + count > indices.size()) return false;
-        const Request& first = queue[indices[at]].request;
-        for (unsigned lane = 0; lane < LANES; lane++) {
-            if (!(first.active >> lane & 1)) continue;
-            if (first.address[lane] % (count * first.bytes) != 0) return false;
-            for (unsigned i = 1; i < count; i++)
-                if (queue[indices[at + i]].request.address[lane] != first.address[lane] + i * first.bytes) return false;
+    constexpr size_t window = 64;   // requests
+    const unsigned bytes = queue[indices[0]].request.bytes;
+    std::vector<bool> is_done(indices.size());
+    // Returns the next request whose lanes access the addresses of `first` + offset; the number of requests if none.
+    const auto find = [&](size_t first, unsigned offset) {
+        const Request& base = queue[indices[first]].request;
+        for (size_t at = first + 1; at < std::min(first + window, indices.size()); at++) {
+            const Request& other = queue[indices[at]].request;
+            bool follows = !is_done[at] && other.active == base.active;
+            for (unsigned lane = 0; follows && lane < LANES; lane++)
+                follows = !(base.active >> lane & 1) || other.address[lane] == base.address[lane] + offset;
+            if (follows) return at;
         }
-        for (unsigned i = 1; i < count; i++)
-            if (queue[indices[at + i]].request.active != first.active) return false;
+        return indices.size();
+    };
+    const auto is_aligned = [&](const Request& request, unsigned width) {
+        for (unsigned lane = 0; lane < LANES; lane++)
+            if (request.active >> lane & 1 && request.address[lane] % width != 0) return false;
         return true;
     };
-    for (size_t at = 0; at < indices.size();) {
-        const unsigned bytes = queue[indices[at]].request.bytes;
-        unsigned count = std::max(1u, 16 / bytes);
-        while (count > 1 && !follows(at, count)) count /= 2;
-        for (unsigned i = 0; i < count; i++) queue[indices[at + i]].merged = i == 0 ? count * bytes : 0;
-        at += count;
+    for (size_t at = 0; at < indices.size(); at++) {
+        if (is_done[at]) continue;
+        for (unsigned width = 16; width > bytes; width /= 2) {
+            std::vector<size_t> others;
+            if (!is_aligned(queue[indices[at]].request, width)) continue;
+            for (unsigned offset = bytes; offset < width; offset += bytes) others.push_back(find(at, offset));
+            if (std::count(others.begin(), others.end(), indices.size()) > 0) continue;
+            queue[indices[at]].merged = width;
+            for (size_t other : others) {
+                queue[indices[other]].merged = 0;
+                is_done[other] = true;
+            }
+            break;
+        }
     }
 }
 

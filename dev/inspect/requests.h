@@ -58,6 +58,14 @@ struct Request {
         return *std::max_element(found.begin(), found.end());
     }
 
+    // Returns the maximum of different words in a bank: the wavefronts if parts of the warp share those for equal words.
+    uint64_t words_of_a_bank() const
+    {
+        std::array<uint64_t, BANKS> words{};
+        for (uint64_t word : units(WORD)) words[word % BANKS]++;
+        return *std::max_element(words.begin(), words.end());
+    }
+
     struct Wavefronts { uint64_t taken, least; };
     Wavefronts wavefronts() const
     {

@@ -161,7 +161,7 @@ class Kernel:
         launch, recorded, loops = self.raw["launch"], self.raw["recorded_blocks"], self.code.get("loops")
         if not loops:
             return launch
-        sites = [(*symbols.kernel_line(site["stack"], self.demangled), (site["space"], site["access"]),
+        sites = [(symbols.lines_within(site["stack"], self.demangled), (site["space"], site["access"]),
                   site["requests"] * WARP * site["bytes_per_lane"])
                  for site in self.raw["sites"] if site["by"] in ("thread", "atomic", "cp.async")]
         found = executions(loops, sites, recorded * -(-self.threads // WARP))

@@ -115,11 +115,11 @@ class Symbols:
         frame = chain[len(via)]
         return Place(frame.function, frame.file, frame.line, tuple(via))
 
-    def kernel_line(self, stack, kernel):
-        """Returns (file, line) of the kernel that an access, or the outermost call to it, is in."""
+    def lines_within(self, stack, kernel):
+        """Returns [(file, line)] of an access and of the calls to it, from the innermost one to that in the kernel."""
         chain = [frame for pc in stack for frame in self.frames[pc]]
-        frame = next((frame for frame in chain if frame.function == kernel), chain[-1] if chain else Place("", "?", 0))
-        return frame.file, frame.line
+        end = next((i for i, frame in enumerate(chain) if frame.function == kernel), len(chain) - 1)
+        return [(frame.file, frame.line) for frame in chain[:end + 1]]
 
 
 class Sources:

@@ -170,7 +170,8 @@ def test_executions():
               "counts": {"all": 16, "LDG.32": 4, "FADD": 4}},
              {"depth": 1, "parent": 0, "lines": ["a.cu", 4, 5], "round_trips": 1,
               "counts": {"all": 7, "LDG.32": 1, "FADD": 1}}]
-    sites = [("a.cu", 4, ("global", "load"), 2 * 400 * 128), ("a.cu", 8, ("global", "store"), 2 * 128)]
+    sites = [([("b.h", 30), ("a.cu", 4)], ("global", "load"), 2 * 400 * 128),
+             ([("a.cu", 8)], ("global", "store"), 2 * 128)]
     expect_equal(executions(loops, sites, 2),
                  {"instructions": 2 * (20 + 100 * 16), "fp32": 2 * 400, "round_trips": 200},
                  "loops run as often as their accesses say; a remainder with the same lines does not run")
