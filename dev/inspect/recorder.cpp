@@ -45,8 +45,8 @@ constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", 
 
 // How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses.
 // In a grid with a second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of
-// blocks are recorded until `far_too_many` accesses, unless they are longer than MAX_ROW. If the limit is reached with
-// one or two blocks, these are blocks 0 and 1, and the first one of the second row is recorded too: see memory_loads().
+// blocks are recorded until `far_too_many` accesses, in a whole program unless they are longer than MAX_ROW. If the
+// limit is reached with one or two blocks, these are blocks 0 and 1, and the first one of the second row is recorded too: see memory_loads().
 struct Limits {
     uint64_t blocks, accesses, too_many, far_too_many;
 };
@@ -1045,7 +1045,7 @@ Run next_block()
     if (!records_launch) return otherwise;
     if (number == 0) return Run::RECORDED;
     const LaunchShape& shape = kernel->shape;
-    const uint64_t row = shape.grid[1] * shape.grid[2] > 1 && shape.grid[0] <= MAX_ROW ? shape.grid[0] : 1;
+    const uint64_t row = shape.grid[1] * shape.grid[2] > 1 && (is_sample || shape.grid[0] <= MAX_ROW) ? shape.grid[0] : 1;
     const Limits& limits = is_whole ? IN_A_PROGRAM : IN_A_STEP;
     const bool row_is_done = number % row == 0;
     const bool enough = number >= std::min(limits.blocks, 2 * row + 6) && row_is_done &&
