@@ -46,7 +46,8 @@ constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", 
 // How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses.
 // In a grid with a second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of
 // blocks are recorded until `far_too_many` accesses, in a whole program unless they are longer than MAX_ROW. If the
-// limit is reached with one or two blocks, these are blocks 0 and 1, and the first one of the second row is recorded too: see memory_loads().
+// limit is reached with one or two blocks, these are blocks 0 and 1, and the first one of the second row is recorded
+// too: see memory_loads().
 struct Limits {
     uint64_t blocks, accesses, too_many, far_too_many;
 };
