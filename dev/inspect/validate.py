@@ -279,10 +279,10 @@ def picture(cases):
         x = at(10.0 ** power)
         parts.append(f'<text x="{x:.0f}" y="{size - margin / 2:.0f}" text-anchor="middle">{name}</text>'
                      f'<text x="{margin - 4}" y="{size - x + 4:.0f}" text-anchor="end">{name}</text>')
-    for case in cases:
-        colour = "#d65f00" if case.held_out else "#4a78b5"
-        parts.append(f'<circle cx="{at(1e6 * case.measured):.1f}" cy="{size - at(1e6 * case.predicted()):.1f}" r="3" '
-                     f'fill="{colour}" fill-opacity="0.6"/>')
+    for held_out, colour in ((False, "#4a78b5"), (True, "#d65f00")):
+        parts.append(f'<g fill="{colour}" fill-opacity="0.6">' + "".join(
+            f'<circle cx="{at(1e6 * case.measured):.1f}" cy="{size - at(1e6 * case.predicted()):.1f}" r="3"/>'
+            for case in cases if case.held_out == held_out) + "</g>")
     parts.append(f'<text x="{size / 2:.0f}" y="{size - 4}" text-anchor="middle">measured</text>'
                  f'<text x="{margin}" y="14">estimated; lines: equal, factor of 1.5; orange: held out</text></svg>')
     return "\n".join(parts) + "\n"
