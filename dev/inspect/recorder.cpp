@@ -861,8 +861,8 @@ static void flush(unsigned warp)
     for (size_t i = begin; i < queue.size(); i++) {
         OfSite& of_site = of_sites[queue[i].site];
         const Site& site = kernel->sites[queue[i].site];
-        if (site.space == Space::SHARED && site.access == Access::LOAD && site.by == By::THREAD)
-            merge(queue, of_site.requests);
+        const bool is_shared_load = site.space == Space::SHARED && site.access == Access::LOAD;
+        if (is_shared_load && site.by == By::THREAD && !of_site.requests.empty()) merge(queue, of_site.requests);
         of_site.requests.clear();
         of_site.lane = LANES;
     }

@@ -204,6 +204,8 @@ def test_caches():
             ("stored_twice", "second", "store", ("dram_sectors",), (0,), "... once"),
             ("stored_twice", "loads", "load", ("dram_sectors",), (0,), "loads of stored sectors hit in L2")]:
         expect_equal(case.sum(kernel, comment, access, *keys), expected, text)
+    expect(len(case.recorded_with("CUDA_CPU_CARD", "t4")) == len(case.figures["kernels"]),
+           "a GPU that reserves no shared memory runs kernels without shared memory")
     sampled = [kernel for kernel in case.recorded_with("INSPECT_MODE", "sample") if kernel["name"] == "copy"]
     for kernels, text in ((case.kernels("copy"), "copies of 64 KiB and 4 MiB move twice as many bytes"),
                           (sampled, "... also with INSPECT_MODE=sample")):
