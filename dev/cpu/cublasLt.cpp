@@ -641,7 +641,8 @@ void report_product(const MatmulCall& call)
 {
     const auto& [desc, p, A, B, c, result, algorithm] = call;
     const auto bytes = [](cudaDataType_t type) { return static_cast<unsigned>(bytes_of(type)); };
-    const char* epilogue = desc.epilogue & has_bias ? "bias" : desc.epilogue & has_aux ? "dgelu" : "none";
+    const bool has_two = desc.epilogue & has_aux;
+    const char* epilogue = desc.epilogue & has_bias ? (has_two ? "gelu_aux" : "bias") : has_two ? "dgelu" : "none";
     watch::product({static_cast<size_t>(p.m), static_cast<size_t>(p.n), static_cast<size_t>(p.k),
                     p.type_a == CUDA_R_32F   ? "fp32"
                     : p.type_a == CUDA_R_16F ? "fp16"

@@ -155,11 +155,13 @@ def run(program, folder, words, small):
     model, tokens = plan["model"], plan["micro_batch"] * plan["seq_len"] * plan["accumulation"]
     data = os.path.join(folder, "tokens.bin")
     write_tokens(data, tokens + 1, model["vocab"])
-    # In FP8 the first step has no scales yet, so the second step is recorded, starting with the update before it.
-    in_fp8 = options.get("--matmul", "plain") != "plain"
+    # In FP8 the first step has no scales yet; matmul tuning precedes it. Then the second step is recorded, starting with
+    # the update before it. With --matmul-tuning on, which times nothing here, the optional epilogues are used.
+    tuned = options.setdefault("--matmul-tuning", "off") == "on"
+    is_second = tuned or options.get("--matmul", "plain") != "plain"
     arguments = ["train", *[word for pair in options.items() for word in pair], "--data", data,
-                 "--steps", "2" if in_fp8 else "1", "--eval-every", "0", "--matmul-tuning", "off",
-                 "--val-fraction", "0"]
+                 "--steps", "2" if is_second else "1", "--eval-every", "0", "--val-fraction", "0"]
     return {"arguments": arguments, "tokens": tokens,
             "shape": {"B": plan["micro_batch"], "T": plan["seq_len"], "C": model["channels"]},
-            "settings": {"INSPECT_EXCEPT": NOT_OF_A_STEP, "INSPECT_FROM": "set_adamw" if in_fp8 else ""}}
+            "settings": {"INSPECT_EXCEPT": NOT_OF_A_STEP, "INSPECT_FROM": "set_adamw" if is_second else "",
+                         **({"CUDA_CPU_MATMULS": "fast,plain", "XDG_CACHE_HOME": folder} if tuned else {})}}
