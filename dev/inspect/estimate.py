@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SCHEDULERS, SECTOR, SPECIAL_FUNCTIONS, WARP,
                    WARP_GRANULARITY)
 
-# Fitted to half of the published measurements (validate.py --fit), which pulls them weakly to the values of FITTED: data
-# sheets and microbenchmarks.
+# Fitted to half of the published measurements by validate.py --fit, which pulls them to the values of FITTED: those of
+# data sheets and microbenchmarks.
 MEMORY_SHARE = 0.92         # of the bandwidth: the rest is refresh and read-write turnaround
 L2_SHARE = 0.65
 L1_SHARE = 0.9              # of the cycles

@@ -442,6 +442,7 @@ static std::vector<Box> boxes;
 static std::vector<WgmmaProduct> wgmmas;
 static std::vector<Tick> wgmma_ticks;            // per warp: completed wgmma
 static std::vector<std::vector<Queued>> queues;  // per warp: requests since the last barrier
+static size_t queued_requests;                   // of all warps
 static std::vector<uint32_t> rounds, exchanges;  // per warp: rounds and collectives since the last barrier
 
 // Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
@@ -858,6 +859,7 @@ static void flush(unsigned warp)
         threads[t].events.clear();
         threads[t].segment++;
     }
+    queued_requests += queue.size() - begin;
     for (size_t i = begin; i < queue.size(); i++) {
         OfSite& of_site = of_sites[queue[i].site];
         const Site& site = kernel->sites[queue[i].site];
@@ -868,15 +870,13 @@ static void flush(unsigned warp)
     }
 }
 
-// Counts the requests since the last barrier: the warps in turn, one request each, because they run at the same time.
-static void drain()
+// Counts the queued requests: the warps in turn, one request each, because they run at the same time.
+static void count_queued()
 {
     static std::vector<std::vector<Level>> levels;
     levels.resize(std::max<size_t>(levels.size(), warps()));
-    for (unsigned warp = 0; warp < warps(); warp++) {
-        flush(warp);
-        levels[warp].assign(rounds[warp], NO_WAIT);
-    }
+    for (unsigned warp = 0; warp < warps(); warp++) levels[warp].assign(rounds[warp], NO_WAIT);
+    queued_requests = 0;
     bool is_more = true;
     for (size_t n = 0; is_more; n++) {
         is_more = false;
@@ -912,6 +912,13 @@ static void drain()
     totals.waits_l2 += longest[WAIT_L2];
     totals.waits_memory += longest[WAIT_MEMORY];
     totals.exchanges += longest[5];
+}
+
+// Counts all requests since the last barrier.
+static void drain()
+{
+    for (unsigned warp = 0; warp < warps(); warp++) flush(warp);
+    count_queued();
 }
 
 // ==== launches and blocks ================================================================================
@@ -1234,6 +1241,8 @@ void collective_completed(unsigned first, unsigned lanes, const char* name)
     else pass(group);
     exchanges[first / LANES]++;
     if (lanes == alive) flush(first / LANES);
+    constexpr size_t most = 1 << 16;   // a kernel without barriers must not fill the memory
+    if (queued_requests > most) count_queued();
 }
 
 // __threadfence

@@ -58,7 +58,7 @@ struct Request {
         return *std::max_element(found.begin(), found.end());
     }
 
-    // Returns the maximum of different words in a bank: the wavefronts if parts of the warp share those for equal words.
+    // Returns the maximum of different words in a bank: the wavefronts if parts of a warp share those of equal words.
     uint64_t words_of_a_bank() const
     {
         std::array<uint64_t, BANKS> words{};

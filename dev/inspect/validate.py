@@ -9,7 +9,8 @@ emulator, and writes validation.md and a picture.
 A ladder of validation.json has the source (a key of `sources`), commit and file of a kernel; `data` and `call`: C++
 that allocates its arguments and launches it; the card; {value: measurement}: `call` contains the value as $. A matmul
 has its m, n, k and type instead. `unit` is a time or a rate, of the product of the numbers in `work`. `events`: each
-launch was timed alone, between two events, after a memset of the size of L2: see after_memset(). `fitted`: a constant was taken from it.
+launch was timed alone, between two events, after a memset of the size of L2: see after_memset(). `fitted`: a constant
+was taken from it.
 
 Every second ladder, in the order of the file, is held out unless it is `fitted`: the constants of estimate.py are
 fitted to the others only.
