@@ -1053,7 +1053,8 @@ Run next_block()
     if (!records_launch) return otherwise;
     if (number == 0) return Run::RECORDED;
     const LaunchShape& shape = kernel->shape;
-    const uint64_t row = shape.grid[1] * shape.grid[2] > 1 && (is_sample || shape.grid[0] <= MAX_ROW) ? shape.grid[0] : 1;
+    const bool has_rows = shape.grid[1] * shape.grid[2] > 1 && (is_sample || shape.grid[0] <= MAX_ROW);
+    const uint64_t row = has_rows ? shape.grid[0] : 1;
     const Limits& limits = is_whole ? IN_A_PROGRAM : IN_A_STEP;
     const bool row_is_done = number % row == 0;
     const bool enough = number >= std::min(limits.blocks, 2 * row + 6) && row_is_done &&
