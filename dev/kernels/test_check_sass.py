@@ -25,8 +25,10 @@ class Kernel:
         self.code = read_listing(lines)[symbol]
         self.products = [n for n, i in enumerate(self.code) if i.name.startswith("HGMMA")]
         self.waits = [n for n, i in enumerate(self.code) if i.text.startswith("WARPGROUP.DEPBAR")]
-        # A product with operand A in registers that is still in flight at the next instruction.
-        self.product = next(n for n in self.products if product(self.code[n]).a and self.code[n + 1].name[0] == "U")
+        # A product with operand A in registers that is still in flight at the next instruction, which writes a uniform
+        # register.
+        self.product = next(n for n in self.products
+                            if product(self.code[n]).a and self.code[n + 1].name.startswith(("U", "R2UR")))
         self.sum, self.a = min(product(self.code[self.product]).sums), max(product(self.code[self.product]).a)
 
     def errors_with(self, edits):
