@@ -109,7 +109,7 @@ TEST("suggestions") {
         {"--weight", "--weight-decay"}, {"-steps", "--steps"}, {"--max-steps", "--steps"},
         {"--Weight_Decay_Rate", "--weight-decay"}};
     for (const auto& [word, flag] : CASES) {
-        const std::string error = error_of([&] { parse_options(TRAIN, "train", {word}); });
+        const std::string error = error_of([&, word = word] { parse_options(TRAIN, "train", {word}); });
         expect(error == format("%s: no such flag; did you mean %s?", word, flag), error);
     }
 }

@@ -153,7 +153,7 @@ void try_fp8_gelu_backward(Trial& trial, size_t N, size_t OC, bool only_fp8) {
     const Outputs got = trial.run([&] {
         const DeviceArray<floatX> dinp(dout);
         const DeviceArray<e5m2> fp8(N * OC), transposed(N * OC);
-        const DeviceArray<Fp8Scale> scale(std::vector{counting_scale(2 * fits)});   // some values saturate
+        const DeviceArray<Fp8Scale> scale(std::vector<Fp8Scale>{counting_scale(2 * fits)});   // some values saturate
         const DeviceArray<float> d_db(db), partials(partial_blocks(N) * OC);
         Operand operand = dinp;
         operand.fp8 = fp8;
