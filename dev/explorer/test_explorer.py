@@ -90,7 +90,7 @@ CORNERS = {
 }
 REJECTED = [dict(heads=64), dict(heads=4), dict(heads=7), dict(heads=1.5), dict(layers=0), dict(layers=1025),
             dict(channels=65552, heads=4097), dict(vocab=4194305), dict(seqlen=4194305, microbatch=1),
-            dict(matmul="fp8", seqlen=17, microbatch=1), dict(microbatch=0), dict(microbatch=32769),
+            dict(matmul="fp8-all", seqlen=17, microbatch=1), dict(microbatch=0), dict(microbatch=32769),
             dict(seqlen=65536, microbatch=32768), dict(gpus=0), dict(gpus=2.5), dict(gpus=65537),
             dict(gigabytes=0)]
 
