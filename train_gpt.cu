@@ -514,10 +514,9 @@ private:
 //           threads of a warp, and the warps are added to the old gradient in the order 0, 1, ... The number of
 //           partials depends only on N, in Hopper's attention on B and T
 // mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS neighbouring threads read one row of partials
-// used      bias_backward (fcb; qkvb except on Hopper), attention_backward on Hopper (qkvb: the kernels that write dqkv
-//           also sum it, one partial for each 64 rows), layernorm_backward (w, b, and the biases attprojb, fcprojb), with
-//           FP8 fp8_gelu_backward (fcb). The one row of sums that a matmul's epilogue computes (fcb) is added by
-//           add_partials too
+// used      layernorm_backward (w, b, and the biases attprojb, fcprojb); fcb: bias_backward, with FP8 fp8_gelu_backward,
+//           or a matmul's epilogue, whose one row of sums add_partials adds; qkvb: bias_backward, or on Hopper the
+//           attention kernels that write dqkv, one partial for each 64 rows
 // cost      the partials, MAX_PARTIALS rows of FP32 for 65536 rows, stay in the L2 cache
 
 constexpr size_t MAX_PARTIALS = 1024;
@@ -905,7 +904,8 @@ __device__ __forceinline__ void add_rows(float (&sum)[BIAS_PACKS][PACK_FP32], co
             for (int k = 0; k < PACK_FP32; k++) sum[p][k] += x[r][p][k];
 }
 
-__global__ void __launch_bounds__(WARP_SIZE) bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
+__global__ void __launch_bounds__(WARP_SIZE)
+bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
     const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
     const size_t stride = gridDim.y;
     float sum[BIAS_PACKS][PACK_FP32] = {};

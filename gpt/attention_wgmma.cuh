@@ -327,9 +327,9 @@ attention_forward_wgmma_kernel(Out<e4m3> out, float* lse, const __grid_constant_
 
 // ---- backward: shared by dQ and dK/dV
 
-// Stores the column sums of each of a warpgroup's outputs x (64, HS) to `sums` (HS), sums + stride, ...: partial sums of
-// the gradient of qkv's bias. Out-of-range rows of x are 0, because TMA has loaded zeros. A warp stages the sums of its
-// 16 rows in its own rows of `tile`. The next work tile's OrderedBarrier::wait() is after all reads of them.
+// Stores the column sums of each of a warpgroup's outputs x (64, HS) to `sums` (HS), sums + stride, ...: partial sums
+// of the gradient of qkv's bias. Out-of-range rows of x are 0, because TMA has loaded zeros. A warp stages the sums of
+// its 16 rows in its own rows of `tile`. The next work tile's OrderedBarrier::wait() is after all reads of them.
 template <int HS, typename Shape, typename... Outputs>
 __device__ __forceinline__ void store_column_sums(float* sums, size_t stride, char* tile, int wg_row,
                                                   const Outputs&... x) {

@@ -76,7 +76,8 @@ template <typename F8, Reach REACH>
 template <int N>
 __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, const RawPack<floatX, N>& rounded) {
     // dres always has an x: LayerNorm's backward, the only block that writes a gradient, saves a register.
-    if (!WRITES_FP8 || (std::is_same_v<F8, e5m2> && REACH == Reach::BLOCK) || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
+    constexpr bool HAS_X = !WRITES_FP8 || (std::is_same_v<F8, e5m2> && REACH == Reach::BLOCK);
+    if (HAS_X || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
     put_fp8(i, rounded);
 }
 
@@ -287,9 +288,9 @@ void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns) {
 }
 
 // ---- GELU's backward
-// dinp = dout * GELU'(inp), with dinp's FP8 copy and the partial column sums of dinp for the gradient of a bias. ONLY_FP8
-// (fp8-all): dinp is not written in floatX, which nothing reads, but in 8 bits and transposed. That saves writing 2
-// bytes and reading 3 of each element: the bias's gradient and fp8_transpose would read dinp and its FP8 copy.
+// dinp = dout * GELU'(inp), with dinp's FP8 copy and the partial column sums of dinp for the gradient of a bias.
+// ONLY_FP8 (fp8-all): dinp is not written in floatX, which nothing reads, but in 8 bits and transposed. That saves
+// writing 2 bytes and reading 3 of each element: the bias's gradient and fp8_transpose would read dinp and its FP8 copy.
 //
 // shapes    dinp, dout, inp (N,OC) floatX, dinp.transposed (OC,N) | partials (gridDim.y, OC) fp32
 // mapping   a block owns 64 columns and every gridDim.y-th tile of 64 rows; a thread owns a pack of the columns, and
@@ -357,8 +358,8 @@ void fp8_gelu_backward(const Operand& dinp, Grad db, float* partials, const floa
     const size_t blocks = std::min(MAX_PARTIALS, ceil_div(N, TRANSPOSE_TILE));
     auto* const transposed = fp8_in_any_layout() ? nullptr : static_cast<uint8_t*>(dinp.transposed);
     launch("fp8_gelu_backward", dinp.only_fp8 ? fp8_gelu_backward_kernel<true> : fp8_gelu_backward_kernel<false>,
-           dim3(ceil_div(OC, TRANSPOSE_TILE), blocks), TRANSPOSE_BLOCK, 0, updated(dinp.to<e5m2>()), transposed, partials,
-           dout, inp, N, OC);
+           dim3(ceil_div(OC, TRANSPOSE_TILE), blocks), TRANSPOSE_BLOCK, 0, updated(dinp.to<e5m2>()), transposed,
+           partials, dout, inp, N, OC);
     dinp.finish(N * OC);
     add_partials({db}, partials, blocks, OC);
 }

@@ -155,8 +155,8 @@ def run(program, folder, words, small):
     model, tokens = plan["model"], plan["micro_batch"] * plan["seq_len"] * plan["accumulation"]
     data = os.path.join(folder, "tokens.bin")
     write_tokens(data, tokens + 1, model["vocab"])
-    # In FP8 the first step has no scales yet; matmul tuning precedes it. Then the second step is recorded, starting with
-    # the update before it. With --matmul-tuning on, which times nothing here, the optional epilogues are used.
+    # In FP8 the first step has no scales yet; matmul tuning precedes it. Then the second step is recorded, starting
+    # with the update before it. With --matmul-tuning on, which times nothing here, the optional epilogues are used.
     tuned = options.setdefault("--matmul-tuning", "off") == "on"
     is_second = tuned or options.get("--matmul", "plain") != "plain"
     arguments = ["train", *[word for pair in options.items() for word in pair], "--data", data,
