@@ -814,11 +814,11 @@ TEST("kernels: cross entropy") {
 
 // ==== gradient norm ==========================================================
 
-// n_non_layer non-layer gradients and n of each layer. Gaps of large values between them must not be read.
-template <typename G> void try_gradient_norm(Trial& trial, size_t n_non_layer, size_t n, size_t layers) {
-    const size_t gap = 16, stride = n + gap, layer0 = gap + n_non_layer + gap,
-                 count = norm_blocks(n_non_layer, n, layers);
-    trial.at(format("%zu and %zu x %zu gradients of %zu bytes", n_non_layer, layers, n, sizeof(G)));
+// n_common common gradients and n of each layer. Gaps of large values between them must not be read.
+template <typename G> void try_gradient_norm(Trial& trial, size_t n_common, size_t n, size_t layers) {
+    const size_t gap = 16, stride = n + gap, layer0 = gap + n_common + gap,
+                 count = norm_blocks(n_common, n, layers);
+    trial.at(format("%zu and %zu x %zu gradients of %zu bytes", n_common, layers, n, sizeof(G)));
     Values g(layer0 + layers * stride, 0x1p15);
     Numbers squares;
     auto fill = [&](size_t begin, size_t size, double factor) {
@@ -828,14 +828,14 @@ template <typename G> void try_gradient_norm(Trial& trial, size_t n_non_layer, s
             squares.push_back(Number(g[begin + i]) * g[begin + i]);
         }
     };
-    fill(gap, n_non_layer, 1024);   // large last values: the norm is wrong if a kernel omits them
+    fill(gap, n_common, 1024);   // large last values: the norm is wrong if a kernel omits them
     for (size_t l = 0; l < layers; l++) fill(layer0 + l * stride, n, 1);
     const auto got = trial.run([&] {
         const DeviceArray<G> grads(g);
         const DeviceArray<float> norm(1), partials(count);
         const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{{0.5f}});
         const DType dtype = grad(grads).dtype;
-        norm_partials(partials, {grads + gap, dtype}, n_non_layer, {grads + layer0, dtype}, n, layers, stride);
+        norm_partials(partials, {grads + gap, dtype}, n_common, {grads + layer0, dtype}, n, layers, stride);
         gradient_norm(norm, loss_scale, partials, count);
         return outputs(norm);
     });
@@ -1540,13 +1540,14 @@ TEST("shards") {
         const Layout y = layout_of(config, gpus);
         for (const ParameterRow& row : parameter_table(config))
             for (size_t l = 0; l < row.copies; l++) {
-                const size_t g = row.of_layer() ? 1 + l : 0, shard_size = (g ? y.layer : y.non_layer) / gpus;
-                const size_t group_at = g ? (y.non_layer + (g - 1) * y.layer) / gpus : 0;
+                const size_t g = row.is_split() ? 1 + l : 0, shard_size = (g ? y.layer : y.common) / gpus;
+                const size_t group_at = g ? (y.common + (g - 1) * y.layer) / gpus : 0;
+                const size_t place = row.offset + (g ? 0 : l * row.elements);
                 size_t covered = 0;
                 for (size_t rank = 0; rank < gpus; rank++) {
                     const Shard shard = shard_of(y, row, l, Placement::SHARDED, rank);
                     if (shard.count == 0) continue;
-                    const size_t position = row.offset + shard.first;
+                    const size_t position = place + shard.first;
                     right = right && shard.first == covered && position / shard_size == rank &&
                             (position + shard.count - 1) / shard_size == rank &&
                             shard.at == group_at + position % shard_size;

@@ -1479,8 +1479,8 @@ void add_losses(double* total, const float* losses, size_t n) {
 
 // ==== gradient norm ==========================================================
 // forward   norm = sqrt(sum of grad^2) / loss scale, over all gradients
-// shapes    grads fp32 or 16 bits: non_layer (n_non_layer), and (n) for each layer, `stride` elements from layer to
-//           layer | partials (norm_blocks) fp32 | norm (1) fp32
+// shapes    grads fp32 or 16 bits: common (n_common) of group 0, and (n) for each layer, `stride` elements from
+//           layer to layer | partials (norm_blocks) fp32 | norm (1) fp32
 // mapping   blocks stride over spans of SPAN elements, and each writes a partial sum; one block adds those
 // cost      bandwidth: n once
 // source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
@@ -1489,15 +1489,15 @@ void add_losses(double* total, const float* losses, size_t n) {
 constexpr size_t NORM_BLOCKS = 1024;   // of a launch, at most
 
 template <typename G>
-__global__ void norm_partials_kernel(float* partials, const G* non_layer, size_t n_non_layer, const G* layer0, size_t n,
+__global__ void norm_partials_kernel(float* partials, const G* common, size_t n_common, const G* layer0, size_t n,
                                      unsigned layers, size_t stride) {
     float sums[PACK_FP32] = {}, x[PACK_FP32];
-    const unsigned outer = static_cast<unsigned>((n_non_layer + SPAN - 1) / SPAN);
+    const unsigned outer = static_cast<unsigned>((n_common + SPAN - 1) / SPAN);
     const unsigned each = static_cast<unsigned>((n + SPAN - 1) / SPAN);
     for (unsigned span = blockIdx.x; span < outer + each * layers; span += gridDim.x) {
         const bool in_layer = span >= outer;
-        const G* run = in_layer ? layer0 + (span - outer) / each * stride : non_layer;
-        const size_t first = (in_layer ? (span - outer) % each : span) * SPAN, end = in_layer ? n : n_non_layer;
+        const G* run = in_layer ? layer0 + (span - outer) / each * stride : common;
+        const size_t first = (in_layer ? (span - outer) % each : span) * SPAN, end = in_layer ? n : n_common;
         const size_t last = first + SPAN < end ? first + SPAN : end;
         for (size_t i = first + threadIdx.x * PACK_FP32; i < last; i += static_cast<size_t>(blockDim.x) * PACK_FP32) {
             load(x, run + i);
@@ -1517,15 +1517,15 @@ __global__ void norm_kernel(float* norm, LossScale* loss_scale, const float* par
     if (threadIdx.x == 0) *norm = update_loss_scale(loss_scale, sqrtf(sum));
 }
 
-size_t norm_blocks(size_t n_non_layer, size_t n, size_t layers) {
-    return std::min(NORM_BLOCKS, ceil_div(n_non_layer, SPAN) + layers * ceil_div(n, SPAN));
+size_t norm_blocks(size_t n_common, size_t n, size_t layers) {
+    return std::min(NORM_BLOCKS, ceil_div(n_common, SPAN) + layers * ceil_div(n, SPAN));
 }
 
-void norm_partials(float* partials, Grad non_layer, size_t n_non_layer, Grad layer0, size_t n, unsigned layers,
+void norm_partials(float* partials, Grad common, size_t n_common, Grad layer0, size_t n, unsigned layers,
                    size_t stride) {
-    with_type(non_layer, [&](auto* g) {
+    with_type(common, [&](auto* g) {
         launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>,
-               norm_blocks(n_non_layer, n, layers), BLOCK, 0, partials, g, n_non_layer,
+               norm_blocks(n_common, n, layers), BLOCK, 0, partials, g, n_common,
                static_cast<decltype(g)>(layer0.data), n, layers, stride);
     });
 }
@@ -2048,13 +2048,14 @@ struct Setup {
 
 // ==== model: parameters ======================================================
 // One row per parameter tensor, under Hugging Face's names. Weights, gradients, master weights and the two moments are
-// five blocks of memory with the same layout: group 0 has the non-layer parameters (embeddings, final LayerNorm), group
-// 1 + l those of layer l. In each group, parameters with weight decay come first, so a single offset separates them
-// from the rest. Each group is padded with zeros to a multiple of the number of GPUs, and divides into one shard a GPU:
+// five blocks of memory with the same layout: group 1 + l has the tensors of layer l that tensor parallelism can split
+// (section "many GPUs"), group 0 all others: embeddings, LayerNorms, the biases of attproj and fcproj. In each group,
+// parameters with weight decay come first, so a single offset separates them from the rest. Each group is padded with
+// zeros to a multiple of the number of ranks that share it, and divides into one shard for each of them:
 //
 //     WHOLE     | group 0             pad | group 1             pad | group 2             pad | ...
 //     shards    |   rank 0   |   rank 1   |   rank 0   |   rank 1   |   rank 0   |   rank 1   | ...
-//     SHARDED   |   group 0  |   group 1  |   group 2  | ...        this rank's shards, 1 / gpus of the size
+//     SHARDED   |   group 0  |   group 1  |   group 2  | ...        this rank's shards
 
 // Storage of a tensor. Layer l uses copy l % copies. An activation with one copy is not kept for backward, which
 // recomputes it.
@@ -2088,11 +2089,12 @@ struct ParameterRow {
     std::vector<size_t> shape;   // in files; in memory wte has padded_vocab() rows
     size_t copies;               // layers, or 1
     Init init;
+    size_t strips = 0;           // the number of contiguous parts that are each divided among the tensor ranks; 0: whole
     size_t elements = 0;         // of one copy, in memory
-    size_t offset = 0;           // elements from the start of its group
+    size_t offset = 0;           // elements from the start of its group; in group 0 the copies are contiguous
     size_t number = 0;           // elements of all rows before this one: seeds init
 
-    bool of_layer() const { return strchr(name, '%') != nullptr; }
+    bool is_split() const { return strips > 0; }
     bool decays() const { return shape.size() >= 2; }
     size_t file_elements() const { return shape[0] * (shape.size() > 1 ? shape[1] : 1); }
     std::string name_of_layer(size_t layer) const { return format(name, static_cast<int>(layer)); }
@@ -2103,27 +2105,27 @@ template <typename Kind> std::vector<ParameterRow> parameter_table(Parameters<Ki
     std::vector<ParameterRow> rows = {
         {&p.wte,      "wte.weight",              {V, C},     1, Init::NORMAL},
         {&p.wpe,      "wpe.weight",              {T, C},     1, Init::NORMAL},
-        {&p.qkvw,     "h.%d.attn.c_attn.weight", {C, 3 * C}, L, Init::NORMAL},
-        {&p.attprojw, "h.%d.attn.c_proj.weight", {C, C},     L, Init::NORMAL_RESIDUAL},
-        {&p.fcw,      "h.%d.mlp.c_fc.weight",    {C, 4 * C}, L, Init::NORMAL},
-        {&p.fcprojw,  "h.%d.mlp.c_proj.weight",  {4 * C, C}, L, Init::NORMAL_RESIDUAL},
+        {&p.qkvw,     "h.%d.attn.c_attn.weight", {C, 3 * C}, L, Init::NORMAL, 3 * C},      // columns of Q, of K, of V
+        {&p.attprojw, "h.%d.attn.c_proj.weight", {C, C},     L, Init::NORMAL_RESIDUAL, 1}, // rows
+        {&p.fcw,      "h.%d.mlp.c_fc.weight",    {C, 4 * C}, L, Init::NORMAL, C},          // columns
+        {&p.fcprojw,  "h.%d.mlp.c_proj.weight",  {4 * C, C}, L, Init::NORMAL_RESIDUAL, 1}, // rows
         {&p.ln1w,     "h.%d.ln_1.weight",        {C},        L, Init::ONE},
         {&p.ln1b,     "h.%d.ln_1.bias",          {C},        L, Init::ZERO},
-        {&p.qkvb,     "h.%d.attn.c_attn.bias",   {3 * C},    L, Init::ZERO},
+        {&p.qkvb,     "h.%d.attn.c_attn.bias",   {3 * C},    L, Init::ZERO, 3},
         {&p.attprojb, "h.%d.attn.c_proj.bias",   {C},        L, Init::ZERO},
         {&p.ln2w,     "h.%d.ln_2.weight",        {C},        L, Init::ONE},
         {&p.ln2b,     "h.%d.ln_2.bias",          {C},        L, Init::ZERO},
-        {&p.fcb,      "h.%d.mlp.c_fc.bias",      {4 * C},    L, Init::ZERO},
+        {&p.fcb,      "h.%d.mlp.c_fc.bias",      {4 * C},    L, Init::ZERO, 1},
         {&p.fcprojb,  "h.%d.mlp.c_proj.bias",    {C},        L, Init::ZERO},
         {&p.lnfw,     "ln_f.weight",             {C},        1, Init::ONE},
         {&p.lnfb,     "ln_f.bias",               {C},        1, Init::ZERO},
     };
-    size_t outside = 0, in_layer = 0, number = 0;
+    size_t whole = 0, split = 0, number = 0;
     for (ParameterRow& row : rows) {
         row.elements = row.tensor == &p.wte ? c.padded_vocab() * C : row.file_elements();
-        size_t& end = row.of_layer() ? in_layer : outside;
+        size_t& end = row.is_split() ? split : whole;
         row.offset = end;
-        end += row.elements;
+        end += row.elements * (row.is_split() ? 1 : row.copies);
         row.number = number;
         number += row.elements * row.copies;
     }
@@ -2159,13 +2161,13 @@ constexpr size_t SHARD_UNIT = 64;   // elements: a shard is a whole number of ca
 
 struct Layout {
     size_t gpus, rank, layers;
-    size_t non_layer = 0, non_layer_decayed = 0;   // elements of group 0, and the number of those with weight decay
-    size_t layer = 0, layer_decayed = 0;       // the same for each layer's group
+    size_t common = 0, common_decayed = 0;   // elements of group 0, and the number of those with weight decay
+    size_t layer = 0, layer_decayed = 0;     // the same for each layer's group
 
-    size_t elements() const { return non_layer + layers * layer; }
+    size_t elements() const { return common + layers * layer; }
     size_t elements(Placement p) const { return p == Placement::WHOLE ? elements() : elements() / gpus; }
-    size_t group(size_t g) const { return g == 0 ? non_layer : layer; }
-    size_t decayed(size_t g) const { return g == 0 ? non_layer_decayed : layer_decayed; }
+    size_t group(size_t g) const { return g == 0 ? common : layer; }
+    size_t decayed(size_t g) const { return g == 0 ? common_decayed : layer_decayed; }
     size_t shard(size_t g) const { return group(g) / gpus; }
     size_t part(size_t g, Placement p) const { return p == Placement::WHOLE ? group(g) : shard(g); }
     // The offset of group g in a block.
@@ -2175,17 +2177,18 @@ struct Layout {
         return begin(g, p) + (p == Placement::WHOLE ? rank * shard(g) : 0);
     }
     size_t place(const ParameterRow& row, size_t l) const {   // the offset of a tensor in a whole block
-        return begin(row.of_layer() ? 1 + l : 0, Placement::WHOLE) + row.offset;
+        return row.is_split() ? begin(1 + l, Placement::WHOLE) + row.offset : row.offset + l * row.elements;
     }
 };
 
 Layout layout_of(const Config& c, size_t gpus = 1, size_t rank = 0) {
     Layout y = {gpus, rank, static_cast<size_t>(c.layers)};
     for (const ParameterRow& row : parameter_table(c)) {
-        (row.of_layer() ? y.layer : y.non_layer) += row.elements;
-        if (row.decays()) (row.of_layer() ? y.layer_decayed : y.non_layer_decayed) += row.elements;
+        const size_t n = row.elements * (row.is_split() ? 1 : row.copies);
+        (row.is_split() ? y.layer : y.common) += n;
+        if (row.decays()) (row.is_split() ? y.layer_decayed : y.common_decayed) += n;
     }
-    for (size_t* group : {&y.non_layer, &y.layer}) *group = ceil_div(*group, gpus * SHARD_UNIT) * gpus * SHARD_UNIT;
+    for (size_t* group : {&y.common, &y.layer}) *group = ceil_div(*group, gpus * SHARD_UNIT) * gpus * SHARD_UNIT;
     return y;
 }
 Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.rank); }
@@ -2195,9 +2198,10 @@ struct Shard { size_t first, count, at; };
 
 Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Placement placement, size_t rank) {
     if (placement == Placement::WHOLE) return {0, row.elements, y.place(row, l)};
-    const size_t g = row.of_layer() ? 1 + l : 0, count = y.shard(g), low = rank * count;
-    const size_t begin = std::max(row.offset, low), end = std::min(row.offset + row.elements, low + count);
-    return begin < end ? Shard{begin - row.offset, end - begin, y.begin(g, placement) + begin - low} : Shard{0, 0, 0};
+    const size_t g = row.is_split() ? 1 + l : 0, count = y.shard(g), low = rank * count;
+    const size_t place = y.place(row, l) - y.begin(g, Placement::WHOLE);   // in the group
+    const size_t begin = std::max(place, low), end = std::min(place + row.elements, low + count);
+    return begin < end ? Shard{begin - place, end - begin, y.begin(g, placement) + begin - low} : Shard{0, 0, 0};
 }
 
 // ==== model: activations and workspace =======================================
@@ -2387,30 +2391,29 @@ constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;   // in FP32 the weights
 bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_weights != MasterWeights::NONE; }
 
 // What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
-// Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, the one above being
-// reduced, and the one below, as this layer's backward computes its fcprojb. With FP8 each GPU has all weights in 8
-// bits, so stage 3 is rejected.
+// Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, and the one above
+// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected.
 int last_stage(const Setup& s) { return s.matmul == MatmulIn::FLOATX ? 3 : 2; }
 Placement weights_placement(const Setup& s) { return s.zero >= 3 ? Placement::SHARDED : Placement::WHOLE; }
 Placement grads_placement(const Setup& s) { return s.zero >= 2 ? Placement::SHARDED : Placement::WHOLE; }
 Placement states_placement(const Setup& s) { return s.zero >= 1 ? Placement::SHARDED : Placement::WHOLE; }
 Placement master_placement(const Setup& s) { return SEPARATE_MASTER ? states_placement(s) : weights_placement(s); }
-constexpr size_t WEIGHT_BUFFERS = 2, GRAD_BUFFERS = 3;   // layers
-size_t weight_copies(int zero, size_t layers) { return zero >= 3 ? std::min(WEIGHT_BUFFERS, layers) : layers; }
-size_t grad_copies(int zero, size_t layers) { return zero >= 2 ? std::min(GRAD_BUFFERS, layers) : layers; }
+constexpr size_t BUFFERS = 2;   // layers
+size_t weight_copies(int zero, size_t layers) { return zero >= 3 ? std::min(BUFFERS, layers) : layers; }
+size_t grad_copies(int zero, size_t layers) { return zero >= 2 ? std::min(BUFFERS, layers) : layers; }
 
-size_t buffer_elements(const Layout& y, size_t layers) { return y.non_layer + std::min(layers, y.layers) * y.layer; }
+size_t buffer_elements(const Layout& y) { return y.common + std::min(BUFFERS, y.layers) * y.layer; }
 
 Plan plan(const Setup& s) {
     Plan plan;
     const Layout y = layout_of(s);
     plan.add(Category::WEIGHTS, y.elements(weights_placement(s)) * size_of(s.precision));
     if (weights_placement(s) == Placement::SHARDED)
-        plan.add(Category::BUFFERS, buffer_elements(y, WEIGHT_BUFFERS) * size_of(s.precision));
+        plan.add(Category::BUFFERS, buffer_elements(y) * size_of(s.precision));
     if (s.purpose == Purpose::TRAINING) {
         plan.add(Category::GRADIENTS, y.elements(grads_placement(s)) * size_of(s.grad_dtype));
         if (grads_placement(s) == Placement::SHARDED)
-            plan.add(Category::BUFFERS, buffer_elements(y, GRAD_BUFFERS) * size_of(s.grad_dtype));
+            plan.add(Category::BUFFERS, buffer_elements(y) * size_of(s.grad_dtype));
         const size_t states = y.elements(states_placement(s)) * sizeof(float);
         if (has_master(s)) plan.add(Category::MASTER, states);
         plan.add(Category::ADAM_M, states);
@@ -2525,8 +2528,8 @@ template <typename Kind>
 void bind(Parameters<Kind>& p, const Config& c, const Layout& y, void* block, DType dtype, size_t copies) {
     for (const ParameterRow& row : parameter_table(p, c)) {
         row.tensor->data = static_cast<char*>(block) + y.place(row, 0) * size_of(dtype);
-        row.tensor->copies = row.of_layer() ? copies : 1;
-        row.tensor->layer_bytes = y.layer * size_of(dtype);
+        row.tensor->copies = row.is_split() ? copies : row.copies;
+        row.tensor->layer_bytes = (row.is_split() ? y.layer : row.elements) * size_of(dtype);
         if constexpr (std::is_same_v<Kind, GradTensor>) static_cast<GradTensor*>(row.tensor)->dtype = dtype;
     }
 }
@@ -2543,13 +2546,13 @@ void allocate_parameters(Model& m, const Setup& s) {
     m.weights = static_cast<floatX*>(block("weights", y.elements(weights_placement(s)), sizeof(floatX)));
     void* whole = m.weights;
     if (weights_placement(s) == Placement::SHARDED)
-        whole = block("layers' weights", buffer_elements(y, WEIGHT_BUFFERS), sizeof(floatX));
+        whole = block("layers' weights", buffer_elements(y), sizeof(floatX));
     m.weight_buffers = static_cast<floatX*>(whole);
     bind(m.w, s.config, y, whole, FLOATX, weight_copies(s.zero, y.layers));
     if (s.purpose != Purpose::TRAINING) return;
     m.grads = m.grad_buffers = {block("gradients", y.elements(grads_placement(s)), grad_size), s.grad_dtype};
     if (grads_placement(s) == Placement::SHARDED)
-        m.grad_buffers.data = block("layers' gradients", buffer_elements(y, GRAD_BUFFERS), grad_size);
+        m.grad_buffers.data = block("layers' gradients", buffer_elements(y), grad_size);
     bind(m.g, s.config, y, m.grad_buffers.data, s.grad_dtype, grad_copies(s.zero, y.layers));
     if (has_master(s)) m.master = static_cast<float*>(block("master", states, sizeof(float)));
     else if (!SEPARATE_MASTER) m.master = reinterpret_cast<float*>(m.weights);
@@ -2879,13 +2882,12 @@ void backward(Model& m, const Batch& batch) {
     const size_t N = m.setup.N(), C = m.config.channels, L = m.config.layers;
     recorder.at("backward", NO_LAYER);
     clear(a.dres(), N * C * sizeof(floatX));
-    begin_gradients(m, L);
     layernorm_backward(operands(m, L - 1).dfcproj, m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(L - 1), a.partials(), a.dln(),
                        a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), N, C);
     for (size_t l = L; l-- > 0;) {
         need_weights(m, 1 + l, l);
         need_fp8_weights(m, l);
-        if (l > 0) begin_gradients(m, l);   // of layer l - 1, as this layer computes the gradient of its fcprojb
+        begin_gradients(m, 1 + l);
         recompute_block(m, l);
         backward_block(m, l);
         send_gradients(m, 1 + l);
@@ -2927,7 +2929,7 @@ void update_groups(Model& m, size_t g, size_t groups) {
           {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)}, m.a.unchanged());
 }
 
-// The gradient norm, then AdamW for the non-layer parameters and for all layers at once. Each rank reduces its own
+// The gradient norm, then AdamW for group 0 and for all layers at once. Each rank reduces its own
 // shard, so the norm is the same in every ZeRO stage.
 void update(Model& m, const AdamW& settings) {
     const Activations& a = m.a;

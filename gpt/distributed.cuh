@@ -123,7 +123,7 @@ public:
 
 private:
     // The offset of a slot in the buffers, in elements.
-    size_t slot_begin(size_t slot) const { return slot == 0 ? 0 : m_.layout.non_layer + (slot - 1) * m_.layout.layer; }
+    size_t slot_begin(size_t slot) const { return slot == 0 ? 0 : m_.layout.common + (slot - 1) * m_.layout.layer; }
 
     char* buffer(size_t slot) const {   // whole gradients
         return static_cast<char*>(m_.grad_buffers.data) + slot_begin(slot) * size_of(m_.grads.dtype);

@@ -339,7 +339,7 @@ struct StepWork {
     size_t layers;
     int zero;
     double forward, again, head;       // in a micro-batch: forward of a layer, its recomputation; the head (both ways)
-    double weights[2], gradients[2];   // bytes of one all-gather, reduce-scatter: of non-layer parameters, of a layer
+    double weights[2], gradients[2];   // bytes of one all-gather, reduce-scatter: of group 0, of a layer
     double bandwidth;                  // bytes a second
 };
 
@@ -379,10 +379,9 @@ private:
         }
         begin_gradients(0);
         compute(w_.head);
-        begin_gradients(layers_);
         for (size_t l = layers_; l-- > 0;) {
             need_weights(1 + l, l);
-            if (l > 0) begin_gradients(l);
+            begin_gradients(1 + l);
             compute((l + 1 < layers_ ? w_.again : 0) + 2 * w_.forward);
             send_gradients(1 + l, which);
         }

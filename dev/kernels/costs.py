@@ -45,7 +45,7 @@ BYTES = {
                                  lambda k, N, OC: N * OC * (6 if "<true>" in k.name else 7)),
     "cross_entropy_kernel": ("reads and writes N*Vp once", lambda k, V, Vp: 2 * k.grid[0] * Vp * x(k)),
     "norm_partials_kernel": ("n once",
-                             lambda k, n_non_layer, n, layers, stride: (n_non_layer + n * layers) * gradient(k)),
+                             lambda k, n_common, n, layers, stride: (n_common + n * layers) * gradient(k)),
     "adamw_kernel": ("reads and writes master, m, v and gradient, writes the weight", adamw),
 }
 # Attention on tensor cores: number of products (forward: S, PV; dQ: S, dP, dQ; dK/dV: S, dP, dV, dK), and instructions

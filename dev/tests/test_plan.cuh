@@ -111,7 +111,7 @@ TEST("plan: rows of the head") {
 }
 
 // Steps small enough to compute by hand: the comments give the time at which each task ends. In brackets: communication
-// of gradients G and weights W of a group (0: non-layer parameters, 1...: layers).
+// of gradients G and weights W of a group (0: common parameters, 1...: layers).
 TEST("plan: timeline") {
     struct Case { const char* what; StepWork work; long micro_batches; double seconds, computing, bytes; };
     const Case CASES[] = {
@@ -171,7 +171,7 @@ TEST("plan: communication volume") {
             s.attention = gpus == 3 ? Attention::NAIVE : Attention::FLASH;
             const Layout y = layout_of(s);
             const double others = double(gpus - 1) / gpus, P = y.elements(), A = 6, L = 12;
-            const double gathers = y.non_layer + y.layer * (L + (L - 2) + (A - 1) * 2 * (L - 2));
+            const double gathers = y.common + y.layer * (L + (L - 2) + (A - 1) * 2 * (L - 2));
             const double volume[] = {2 * 4 * P, 4 * P + 2 * P, 4 * P * A + 2 * P, 4 * P * A + 2 * gathers};
             for (s.zero = 0; s.zero <= 3; s.zero++) {
                 const StepTime t = Timeline(step_work(s, 1e12, 1e9)).run(6);

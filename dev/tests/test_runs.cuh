@@ -593,7 +593,7 @@ TEST("runs: trace") {
         expect_run(o.code == 0 && ordered && row_end.size() == 3, flags + ": events of a row do not overlap", o);
         expect(within && highest > 0.5 * double(bytes.at("activations")), flags +
                ": live bytes exceed half of the planned activations and stay within the plan");
-        bool dead = updates.size() == 2 * TRACED_STEPS;   // one for non-layer parameters, one for layers
+        bool dead = updates.size() == 2 * TRACED_STEPS;   // one for group 0, one for layers
         for (double time : updates) dead = dead && std::prev(activations.upper_bound(time))->second == 0;
         expect(dead, flags + ": no activation is live at the update");
         std::set<std::string> expected = {"forward", "backward", "update"};
