@@ -20,12 +20,13 @@
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
 //         V vocabulary, Vp padded vocabulary; inp, out: a layer's input, output; dinp, dout: their gradients.
+//         With tensor parallelism (section "many GPUs"): t GPUs of a tensor group, R = N / t, Ct = C / t; otherwise t = 1.
 // Layout  row-major; a tensor (B, T, C) is N rows of C; weights are (in, out) as in GPT-2's files.
 // Types   floatX is the type in which weights and activations are stored: BF16, FP16 or FP32 (make PRECISION=...).
 //         Arithmetic is FP32, and matmuls accumulate in FP32. Every reduction has one fixed order, and no kernel uses
 //         floating-point atomics, so the same command gives the same bits.
-// Globals device, activity, recorder (--trace), matmul_plans, world (the processes of many GPUs), bytes_read, and two
-//         that signal handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was truncated).
+// Globals device, activity, recorder (--trace), matmul_plans, world, data_ranks, tensor_ranks (the processes of many
+//         GPUs), bytes_read, and two that signal handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was truncated).
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -568,9 +569,9 @@ void add_partials(std::initializer_list<Grad> grads, const std::common_type_t<P>
 }
 
 // ==== embedding ==============================================================
-// forward   out[b,t] = wte[inp[b,t]] + wpe[t]
-// backward  dwte[v] += sum of dout[b,t] where inp[b,t] = v;   dwpe[t] += sum over b of dout[b,t]
-// shapes    inp (B,T) int32 | out, dout (B,T,C) floatX | wte (V,C), wpe (T,C) floatX
+// forward   out[n] = wte[inp[n]] + wpe[t],   t the position of row n
+// backward  dwte[v] += sum of dout[n] where inp[n] = v;   dwpe[t] += sum of dout[n] at position t
+// shapes    inp (N) int32 | out, dout (N,C) floatX | wte (V,C), wpe (T,C) floatX. Row n has position (first + n) % T
 // mapping   one warp per row of the result. For dwte the loader sorts the batch's positions by token: `order` lists
 //           them, and run r, the positions of one token, is order[first[r]] ... order[first[r+1]-1]. One warp sums one
 //           run in order, which is deterministic without atomics. A frequent token has a long run: on a GPU each
@@ -580,11 +581,11 @@ void add_partials(std::initializer_list<Grad> grads, const std::common_type_t<P>
 // variants  dev/kernels/embedding.cu
 
 __global__ void embedding_forward_kernel(floatX* out, const int* inp, const floatX* wte, const floatX* wpe,
-                                         size_t N, int T, int C) {
+                                         size_t N, size_t first, int T, int C) {
     const size_t n = warp_row();
     if (n >= N) return;
     const floatX* token = wte + static_cast<size_t>(inp[n]) * C;
-    const floatX* position = wpe + n % T * C;
+    const floatX* position = wpe + (first + n) % T * C;
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
         float x[PACK], y[PACK];
         load(x, token + i);
@@ -647,36 +648,36 @@ __global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const
 }
 
 template <typename G>
-__global__ void embedding_backward_wpe_kernel(G* dwpe, const floatX* dout, int B, int T, int C) {
+__global__ void embedding_backward_wpe_kernel(G* dwpe, const floatX* dout, size_t N, size_t first, int T, int C) {
     const size_t t = warp_row();
     if (t >= static_cast<size_t>(T)) return;
     for (int i = fp32_lane_start(); i < C; i += FP32_STRIDE) {
         float sum[PACK_FP32], x[PACK_FP32];
         load(sum, dwpe + t * C + i);
-        for (int b = 0; b < B; b++) {
-            load(x, dout + (static_cast<size_t>(b) * T + t) * C + i);
+        for (size_t n = (t + T - first % T) % T; n < N; n += T) {
+            load(x, dout + n * C + i);
             for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
         }
         store(dwpe + t * C + i, sum);
     }
 }
 
-void embedding_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, int B, int T, int C) {
-    const size_t N = static_cast<size_t>(B) * T;
-    launch("embedding_forward", embedding_forward_kernel, row_blocks(N), BLOCK, 0, out, inp, wte, wpe, N, T, C);
+void embedding_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, size_t N, size_t first, int T,
+                       int C) {
+    launch("embedding_forward", embedding_forward_kernel, row_blocks(N), BLOCK, 0, out, inp, wte, wpe, N, first, T, C);
 }
 
-// order (N), first (runs + 1): see mapping
+// order (N), run_starts (runs + 1): see mapping
 void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp, const int* order,
-                        const int* first, size_t runs, int B, int T, int C) {
+                        const int* run_starts, size_t runs, size_t N, size_t first, int T, int C) {
     const unsigned parts = WARP_SIZE == 1 ? 1 : ceil_div(C, FP32_STRIDE);
     with_type(dwte, [&](auto* g) {
         launch("embedding_backward_wte", embedding_backward_wte_kernel<std::remove_pointer_t<decltype(g)>>,
-               dim3(row_blocks(runs), parts), BLOCK, 0, updated(g), dout, inp, order, first, runs, C);
+               dim3(row_blocks(runs), parts), BLOCK, 0, updated(g), dout, inp, order, run_starts, runs, C);
     });
     with_type(dwpe, [&](auto* g) {
         launch("embedding_backward_wpe", embedding_backward_wpe_kernel<std::remove_pointer_t<decltype(g)>>,
-               row_blocks(T), BLOCK, 0, updated(g), dout, B, T, C);
+               row_blocks(T), BLOCK, 0, updated(g), dout, N, first, T, C);
     });
 }
 
@@ -1630,8 +1631,8 @@ void set_adamw(AdamW* settings, const AdamW& values) {
 }
 
 // ==== init ===================================================================
-// out[i] = normal(0, std), a function of (seed, first + i) only: independent of the order of threads and of how a
-// tensor is divided among GPUs.
+// out[i] = normal(0, std), a function of the seed and of the element's index in the whole tensor only: independent of the
+// order of threads and of how a tensor is divided among GPUs.
 // source    Steele et al. 2014 (SplitMix64, the hash); Box and Muller 1958 (two uniforms to a normal)
 
 __host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
@@ -1641,11 +1642,19 @@ __host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-template <typename T> __global__ void init_normal_kernel(T* out, float std, uint64_t seed, size_t first, size_t n) {
+// A tensor rank's part of a tensor: of each sequence of `ranks` runs of `run` elements, the run number `rank`.
+struct TensorPart {
+    size_t run = 1, ranks = 1, rank = 0;
+    // The index in the whole tensor of the part's element i.
+    __host__ __device__ size_t whole(size_t i) const { return (i / run * ranks + rank) * run + i % run; }
+};
+
+template <typename T>
+__global__ void init_normal_kernel(T* out, float std, uint64_t seed, size_t begin, TensorPart part, size_t first, size_t n) {
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride)
         for (size_t j = i; j < min(i + PACK, n); j++) {
-            const uint64_t bits = splitmix64(seed ^ splitmix64(first + j));
+            const uint64_t bits = splitmix64(seed ^ splitmix64(begin + part.whole(first + j)));
             const float u1 = ((bits >> 40) + 1) * (1.0f / (1 << 24));            // (0, 1]
             const float u2 = (bits & 0xffffff) * (1.0f / (1 << 24));             // [0, 1)
             out[j] = static_cast<T>(std * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2));
@@ -1668,8 +1677,10 @@ __global__ void round_weights_kernel(floatX* weights, const float* master, size_
     }
 }
 
-template <typename T> void init_normal(T* out, float std, uint64_t seed, size_t first, size_t n) {
-    launch("init_normal", init_normal_kernel<T>, span_blocks(n), BLOCK, 0, out, std, seed, first, n);
+// Element i of out is element first + i of a part of a tensor, whose elements are numbered from `begin` on.
+template <typename T>
+void init_normal(T* out, float std, uint64_t seed, size_t begin, const TensorPart& part, size_t first, size_t n) {
+    launch("init_normal", init_normal_kernel<T>, span_blocks(n), BLOCK, 0, out, std, seed, begin, part, first, n);
 }
 template <typename T> void fill_with(T* out, float value, size_t n) {
     launch("fill", fill_kernel<T>, span_blocks(n), BLOCK, 0, out, value, n);
@@ -1916,13 +1927,13 @@ Product fp8_product(void* out, const Operand& a, Op a_op, const Operand& b, Op b
             &b.scale->inverse};
 }
 
-// out (N,OC) = inp (N,C) w (C,OC) + b (OC) + add (N,OC), rounded once. add may be null, and must not be out.
+// out (N,OC) = inp (N,C) w (C,OC) + b (OC) + add (N,OC), rounded once. b and add may be null; add must not be out.
 void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const floatX* b, const floatX* add, size_t N,
                     size_t C, size_t OC) {
     Product p = {out, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}};
     if (inp.fp8) p = fp8_product(out, inp, Op::AS_IS, w, Op::AS_IS, N, OC, C);
     p.shape.fast_accumulation = inp.fast_accumulation;
-    p.shape.epilogue = Epilogue::BIAS;
+    p.shape.epilogue = b ? Epilogue::BIAS : Epilogue::NONE;
     p.bias = b;
     p.shape.into = add ? Into::ADD : Into::ASSIGN;
     p.add = add;
@@ -2039,11 +2050,14 @@ struct Setup {
     Fp8Accumulation fp8_accumulation = Fp8Accumulation::FP32;
     MasterWeights master_weights = MasterWeights::FP32;
 
-    int gpus = 1, zero = 0;     // see section "many GPUs"
-    size_t rank = 0;            // no size depends on it
+    int gpus = 1, tensor = 1, zero = 0;   // see section "many GPUs"
+    size_t rank = 0;                      // no size depends on it
 
     size_t N() const { return static_cast<size_t>(B) * T; }
-    size_t logits_rows() const { return std::min(N(), head_rows); }
+    size_t rows() const { return N() / tensor; }       // R
+    int data() const { return gpus / tensor; }         // tensor groups, each with micro-batches of its own
+    int heads() const { return config.heads / tensor; }
+    size_t logits_rows() const { return std::min(rows(), head_rows); }
 };
 
 // ==== model: parameters ======================================================
@@ -2089,8 +2103,9 @@ struct ParameterRow {
     std::vector<size_t> shape;   // in files; in memory wte has padded_vocab() rows
     size_t copies;               // layers, or 1
     Init init;
-    size_t strips = 0;           // the number of contiguous parts that are each divided among the tensor ranks; 0: whole
-    size_t elements = 0;         // of one copy, in memory
+    size_t strips = 0;           // contiguous pieces that are each divided among the tensor ranks; 0: not split
+    size_t elements = 0;         // of one copy, in this rank's memory
+    TensorPart part = {};        // which ones
     size_t offset = 0;           // elements from the start of its group; in group 0 the copies are contiguous
     size_t number = 0;           // elements of all rows before this one: seeds init
 
@@ -2100,7 +2115,8 @@ struct ParameterRow {
     std::string name_of_layer(size_t layer) const { return format(name, static_cast<int>(layer)); }
 };
 
-template <typename Kind> std::vector<ParameterRow> parameter_table(Parameters<Kind>& p, const Config& c) {
+template <typename Kind>
+std::vector<ParameterRow> parameter_table(Parameters<Kind>& p, const Config& c, size_t tensor = 1, size_t rank = 0) {
     const size_t C = c.channels, L = c.layers, V = c.vocab, T = c.context;
     std::vector<ParameterRow> rows = {
         {&p.wte,      "wte.weight",              {V, C},     1, Init::NORMAL},
@@ -2122,20 +2138,23 @@ template <typename Kind> std::vector<ParameterRow> parameter_table(Parameters<Ki
     };
     size_t whole = 0, split = 0, number = 0;
     for (ParameterRow& row : rows) {
-        row.elements = row.tensor == &p.wte ? c.padded_vocab() * C : row.file_elements();
+        const size_t all = row.tensor == &p.wte ? c.padded_vocab() * C : row.file_elements();
+        row.elements = row.is_split() ? all / tensor : all;
+        row.part = {row.elements};
+        if (row.is_split() && tensor > 1) row.part = {row.elements / row.strips, tensor, rank % tensor};
         size_t& end = row.is_split() ? split : whole;
         row.offset = end;
         end += row.elements * (row.is_split() ? 1 : row.copies);
         row.number = number;
-        number += row.elements * row.copies;
+        number += all * row.copies;
     }
     return rows;
 }
 
-// The table for a Config alone, without tensors.
-std::vector<ParameterRow> parameter_table(const Config& c) {
+// The table alone, without tensors.
+std::vector<ParameterRow> parameter_table(const Config& c, size_t tensor = 1, size_t rank = 0) {
     Parameters<TensorBase> nowhere;
-    std::vector<ParameterRow> rows = parameter_table(nowhere, c);
+    std::vector<ParameterRow> rows = parameter_table(nowhere, c, tensor, rank);
     for (ParameterRow& row : rows) row.tensor = nullptr;
     return rows;
 }
@@ -2160,45 +2179,51 @@ enum class Placement { WHOLE, SHARDED };
 constexpr size_t SHARD_UNIT = 64;   // elements: a shard is a whole number of cache lines (128 bytes)
 
 struct Layout {
-    size_t gpus, rank, layers;
+    size_t gpus, tensor, rank, layers;
     size_t common = 0, common_decayed = 0;   // elements of group 0, and the number of those with weight decay
     size_t layer = 0, layer_decayed = 0;     // the same for each layer's group
 
     size_t elements() const { return common + layers * layer; }
-    size_t elements(Placement p) const { return p == Placement::WHOLE ? elements() : elements() / gpus; }
+    size_t elements(Placement p) const { return part(0, p) + layers * part(1, p); }
     size_t group(size_t g) const { return g == 0 ? common : layer; }
     size_t decayed(size_t g) const { return g == 0 ? common_decayed : layer_decayed; }
-    size_t shard(size_t g) const { return group(g) / gpus; }
+    // The ranks that share a group, and a rank's number among them: all ranks share group 0, and those of different
+    // tensor groups that hold the same part of a layer share that part.
+    size_t ranks(size_t g) const { return g == 0 ? gpus : gpus / tensor; }
+    size_t number(size_t g, size_t r) const { return g == 0 ? r : r / tensor; }
+    size_t shard(size_t g) const { return group(g) / ranks(g); }
     size_t part(size_t g, Placement p) const { return p == Placement::WHOLE ? group(g) : shard(g); }
     // The offset of group g in a block.
     size_t begin(size_t g, Placement p) const { return g == 0 ? 0 : part(0, p) + (g - 1) * part(1, p); }
     // The offset of this rank's shard of group g.
     size_t own_shard(size_t g, Placement p) const {
-        return begin(g, p) + (p == Placement::WHOLE ? rank * shard(g) : 0);
+        return begin(g, p) + (p == Placement::WHOLE ? number(g, rank) * shard(g) : 0);
     }
     size_t place(const ParameterRow& row, size_t l) const {   // the offset of a tensor in a whole block
         return row.is_split() ? begin(1 + l, Placement::WHOLE) + row.offset : row.offset + l * row.elements;
     }
 };
 
-Layout layout_of(const Config& c, size_t gpus = 1, size_t rank = 0) {
-    Layout y = {gpus, rank, static_cast<size_t>(c.layers)};
-    for (const ParameterRow& row : parameter_table(c)) {
+Layout layout_of(const Config& c, size_t gpus = 1, size_t tensor = 1, size_t rank = 0) {
+    Layout y = {gpus, tensor, rank, static_cast<size_t>(c.layers)};
+    for (const ParameterRow& row : parameter_table(c, tensor)) {
         const size_t n = row.elements * (row.is_split() ? 1 : row.copies);
         (row.is_split() ? y.layer : y.common) += n;
         if (row.decays()) (row.is_split() ? y.layer_decayed : y.common_decayed) += n;
     }
-    for (size_t* group : {&y.common, &y.layer}) *group = ceil_div(*group, gpus * SHARD_UNIT) * gpus * SHARD_UNIT;
+    y.common = ceil_div(y.common, y.ranks(0) * SHARD_UNIT) * y.ranks(0) * SHARD_UNIT;
+    y.layer = ceil_div(y.layer, y.ranks(1) * SHARD_UNIT) * y.ranks(1) * SHARD_UNIT;
     return y;
 }
-Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.rank); }
+Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.tensor, s.rank); }
+std::vector<ParameterRow> parameter_table(const Setup& s) { return parameter_table(s.config, s.tensor, s.rank); }
 
-// The part of a tensor that a rank's block holds: elements first ... first + count - 1, at offset `at` in the block.
+// What a rank's block holds of its part of a tensor: elements first ... first + count - 1, at offset `at` in the block.
 struct Shard { size_t first, count, at; };
 
 Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Placement placement, size_t rank) {
     if (placement == Placement::WHOLE) return {0, row.elements, y.place(row, l)};
-    const size_t g = row.is_split() ? 1 + l : 0, count = y.shard(g), low = rank * count;
+    const size_t g = row.is_split() ? 1 + l : 0, count = y.shard(g), low = y.number(g, rank) * count;
     const size_t place = y.place(row, l) - y.begin(g, Placement::WHOLE);   // in the group
     const size_t begin = std::max(place, low), end = std::min(place + row.elements, low + count);
     return begin < end ? Shard{begin - place, end - begin, y.begin(g, placement) + begin - low} : Shard{0, 0, 0};
@@ -2214,6 +2239,8 @@ struct Activations {
     // One copy for the model. resf: the residual stream after the last layer.
     Tensor<floatX> resf, lnf, logits;
     Tensor<float> lnf_mean, lnf_rstd, losses;
+    // Tensor parallelism: all rows of ln1 or ln2; this rank's summand of all rows of attproj or fcproj.
+    Tensor<floatX> gathered, summand;
     // Gradients of activations, of one layer at a time.
     Tensor<floatX> dres, dln, dqkv, datt, dfc, dprobs;
     Tensor<float> att_d;
@@ -2284,28 +2311,30 @@ ActivationRow row_of(TensorBase& tensor, const char* name, DType dtype, std::vec
 // With fp8-all backward reads the FP8 tensors of forward, so each layer has a copy; otherwise one copy is enough.
 // only_none, except_full: see activation_table(). Weights are followed by their transposed copies.
 std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t only_none, size_t except_full) {
-    const size_t N = s.N(), C = s.config.channels, L = s.config.layers;
+    const size_t N = s.N(), C = s.config.channels, Ct = C / s.tensor, L = s.config.layers;
     const bool all = s.matmul == MatmulIn::FP8_ALL;
     if (!all) only_none = except_full = 1;
+    const size_t ln = s.tensor > 1 ? 1 : only_none;   // tensor parallelism keeps R rows in floatX instead
     std::vector<ActivationRow> rows = {
-        row_of(a.ln1_8,     "ln1_8",     DType::E4M3, {N, C},     only_none),
-        row_of(a.att_8,     "att_8",     DType::E4M3, {N, C},     except_full),
-        row_of(a.ln2_8,     "ln2_8",     DType::E4M3, {N, C},     only_none),
-        row_of(a.gelu_8,    "gelu_8",    DType::E4M3, {N, 4 * C}, only_none),
-        row_of(a.dqkv_8,    "dqkv_8",    DType::E5M2, {N, 3 * C}, 1),
-        row_of(a.dres_8,    "dres_8",    DType::E5M2, {N, C},     1),
-        row_of(a.dfc_8,     "dfc_8",     DType::E5M2, {N, 4 * C}, 1),
-        row_of(a.weights_8, "weights_8", DType::E4M3, {2, 12 * C * C}, L, Category::WEIGHTS),
+        row_of(a.ln1_8,     "ln1_8",     DType::E4M3, {N, C},      ln),
+        row_of(a.att_8,     "att_8",     DType::E4M3, {N, Ct},     except_full),
+        row_of(a.ln2_8,     "ln2_8",     DType::E4M3, {N, C},      ln),
+        row_of(a.gelu_8,    "gelu_8",    DType::E4M3, {N, 4 * Ct}, only_none),
+        row_of(a.dqkv_8,    "dqkv_8",    DType::E5M2, {N, 3 * Ct}, 1),
+        row_of(a.dres_8,    "dres_8",    DType::E5M2, {N, C},      1),
+        row_of(a.dfc_8,     "dfc_8",     DType::E5M2, {N, 4 * Ct}, 1),
+        row_of(a.weights_8, "weights_8", DType::E4M3, {2, 12 * C * Ct}, L, Category::WEIGHTS),
         row   (a.fp8_scales,  "fp8_scales",  {FP8_TENSORS}, L, Category::WORKSPACE),
         row   (a.fp8_amaxes,  "fp8_amaxes",  {FP8_TENSORS}, L, Category::WORKSPACE),
     };
-    if (all) rows.push_back(row_of(a.transposed, "transposed", DType::E5M2, {2, N, 4 * C}, 1));
+    if (all) rows.push_back(row_of(a.transposed, "transposed", DType::E5M2, {2, N, std::max(C, 4 * Ct)}, 1));
     return rows;
 }
 
 std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const Config& c = s.config;
-    const size_t B = s.B, T = s.T, N = s.N(), C = c.channels, NH = c.heads, Vp = c.padded_vocab();
+    const size_t B = s.B, T = s.T, N = s.N(), R = s.rows(), NH = s.heads();
+    const size_t C = c.channels, Ct = C / s.tensor, Vp = c.padded_vocab();
     const bool training = s.purpose == Purpose::TRAINING;
     // A copy for each layer in recompute modes up to `last`, otherwise one for all layers: see section "recompute".
     auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
@@ -2313,53 +2342,55 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const size_t only_none = kept(Recompute::NONE);   // --recompute none keeps these tensors, the other modes do not
     const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : except_full;
     const size_t in_floatX = s.matmul == MatmulIn::FP8_ALL ? 1 : only_none;   // with fp8-all backward reads FP8
+    const size_t ln = s.tensor > 1 ? only_none : in_floatX;
     auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) {
         return row_of(tensor, name, s.precision, std::move(shape), copies);
     };
     std::vector<ActivationRow> rows = {
-        rowX(a.res1,     "res1",     {N, C},     always),
-        rowX(a.ln1,      "ln1",      {N, C},     in_floatX),
-        row (a.ln1_mean, "ln1_mean", {N},        only_none),
-        row (a.ln1_rstd, "ln1_rstd", {N},        only_none),
-        rowX(a.qkv,      "qkv",      {N, 3 * C}, cached),
-        rowX(a.att,      "att",      {N, C},     except_full),
-        rowX(a.res2,     "res2",     {N, C},     except_full),
-        rowX(a.ln2,      "ln2",      {N, C},     in_floatX),
-        row (a.ln2_mean, "ln2_mean", {N},        only_none),
-        row (a.ln2_rstd, "ln2_rstd", {N},        only_none),
-        rowX(a.fc,       "fc",       {N, 4 * C}, except_full),
-        rowX(a.gelu,     "gelu",     {N, 4 * C}, in_floatX),
-        rowX(a.resf,     "resf",     {N, C},     1),
-        rowX(a.lnf,      "lnf",      {N, C},     1),
-        row (a.lnf_mean, "lnf_mean", {N},        1),
-        row (a.lnf_rstd, "lnf_rstd", {N},        1),
+        rowX(a.res1,     "res1",     {R, C},      always),
+        rowX(a.ln1,      "ln1",      {R, C},      ln),
+        row (a.ln1_mean, "ln1_mean", {R},         only_none),
+        row (a.ln1_rstd, "ln1_rstd", {R},         only_none),
+        rowX(a.qkv,      "qkv",      {N, 3 * Ct}, cached),
+        rowX(a.att,      "att",      {N, Ct},     except_full),
+        rowX(a.res2,     "res2",     {R, C},      except_full),
+        rowX(a.ln2,      "ln2",      {R, C},      ln),
+        row (a.ln2_mean, "ln2_mean", {R},         only_none),
+        row (a.ln2_rstd, "ln2_rstd", {R},         only_none),
+        rowX(a.fc,       "fc",       {N, 4 * Ct}, except_full),
+        rowX(a.gelu,     "gelu",     {N, 4 * Ct}, in_floatX),
+        rowX(a.resf,     "resf",     {R, C},      1),
+        rowX(a.lnf,      "lnf",      {R, C},      1),
+        row (a.lnf_mean, "lnf_mean", {R},         1),
+        row (a.lnf_rstd, "lnf_rstd", {R},         1),
         rowX(a.logits,   "logits",   {s.logits_rows(), Vp}, 1),
-        row (a.losses,   "losses",   {N},        1),
-        row (a.loss,     "loss",     {1},        1, Category::WORKSPACE),
-        row (a.inputs,   "inputs",   {N},        3, Category::WORKSPACE),
-        row (a.targets,  "targets",  {N},        3, Category::WORKSPACE),
-        row (a.counter,  "counter",  {1},        1, Category::WORKSPACE),
+        row (a.losses,   "losses",   {R},         1),
+        row (a.loss,     "loss",     {1},         1, Category::WORKSPACE),
+        row (a.inputs,   "inputs",   {R},         3, Category::WORKSPACE),
+        row (a.targets,  "targets",  {R},         3, Category::WORKSPACE),
+        row (a.counter,  "counter",  {1},         1, Category::WORKSPACE),
     };
     auto append = [&](const std::vector<ActivationRow>& more) { rows.insert(rows.end(), more.begin(), more.end()); };
+    if (s.tensor > 1) append({rowX(a.gathered, "gathered", {N, C}, 1), rowX(a.summand, "summand", {N, C}, 1)});
     if (s.matmul != MatmulIn::FLOATX) append(fp8_table(a, s, only_none, except_full));
     if (s.attention == Attention::FLASH) append({row(a.lse, "lse", {B, NH, T}, except_full)});
     else append({rowX(a.scores, "scores", {B, NH, T, T}, only_none), rowX(a.probs, "probs", {B, NH, T, T}, only_none)});
     if (training) {
         const size_t columns = 4 * C;   // of fc's bias, the widest
         append({
-            rowX(a.dres, "dres", {N, C},     1),
-            rowX(a.dln,  "dln",  {N, C},     1),
-            rowX(a.dqkv, "dqkv", {N, 3 * C}, 1),
-            rowX(a.datt, "datt", {N, C},     1),
-            rowX(a.dfc,  "dfc",  {N, 4 * C}, 1),
+            rowX(a.dres, "dres", {N, C},      1),
+            rowX(a.dln,  "dln",  {N, C},      1),
+            rowX(a.dqkv, "dqkv", {N, 3 * Ct}, 1),
+            rowX(a.datt, "datt", {N, Ct},     1),
+            rowX(a.dfc,  "dfc",  {N, 4 * Ct}, 1),
             row(a.partials,      "partials",      {attention_partials(B, T), columns}, 1, Category::WORKSPACE),
             row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
             {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
             {&a.loss_scale, "loss_scale", {sizeof(LossScale) / sizeof(float)}, "fp32", sizeof(float), 1,
              Category::WORKSPACE},
-            row(a.order,         "order",         {N},                          2, Category::WORKSPACE),
-            row(a.first,         "first",         {N + 1},                      2, Category::WORKSPACE),
+            row(a.order,         "order",         {R},                          2, Category::WORKSPACE),
+            row(a.first,         "first",         {R + 1},                      2, Category::WORKSPACE),
         });
         if (s.attention == Attention::FLASH) append({row(a.att_d, "att_d", {B, NH, T}, 1)});
         else append({rowX(a.dprobs, "dprobs", {B, NH, T, T}, 1)});
@@ -2385,7 +2416,7 @@ struct Plan {
 };
 
 constexpr size_t CUDA_BYTES = 600 << 20;   // estimate, of CUDA itself: context, kernels, cuBLASLt
-constexpr size_t NCCL_BYTES = 512 << 20;   // estimate, with several GPUs: depends on the links between them
+constexpr size_t NCCL_BYTES = 512 << 20;   // estimate, of a communicator: depends on the links between the GPUs
 
 constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;   // in FP32 the weights are their own master copy
 bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_weights != MasterWeights::NONE; }
@@ -2421,7 +2452,8 @@ Plan plan(const Setup& s) {
     }
     Activations nowhere;
     for (const ActivationRow& row : activation_table(nowhere, s)) plan.add(row.category, row.bytes());
-    if (s.on_gpu) plan.add(Category::CUDA, CUDA_BYTES + (s.gpus > 1 ? NCCL_BYTES : 0));
+    const size_t communicators = s.tensor > 1 ? 3 : s.gpus > 1 ? 1 : 0;
+    if (s.on_gpu) plan.add(Category::CUDA, CUDA_BYTES + communicators * NCCL_BYTES);
     return plan;
 }
 
@@ -2471,9 +2503,11 @@ Grad grad_at(const Model& m, size_t element) {
 }
 
 // ==== many GPUs ==============================================================
-// Data parallelism: each GPU has one process (rank), which computes micro-batches of its own, and a step's gradients
-// are sums over ranks. ZeRO shards, in stages, what each rank would otherwise hold whole. states_placement() and its
-// neighbours in "model: memory" decide what; gpt/many_gpus.md explains the use.
+// Each GPU has one process (rank). gpt/many_gpus.md explains the use.
+//
+// Data parallelism: each rank computes micro-batches of its own, and a step's gradients are sums over ranks. ZeRO shards,
+// in stages, what each rank would otherwise hold whole. states_placement() and its neighbours in "model: memory" decide
+// what.
 //
 //   --zero  sharded            sent by each of R GPUs, in elements per parameter, times (R - 1) / R
 //   0       nothing            2 a step: gradients, summed for all ranks (all-reduce)
@@ -2482,11 +2516,26 @@ Grad grad_at(const Model& m, size_t element) {
 //   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has computed them
 //   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
 //
-// Communication runs on world.stream while device.stream computes another layer.
-// source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5
+// Tensor parallelism (--tensor-parallel t): t neighbouring ranks, a tensor group, share a micro-batch of N rows. They
+// split only attention and the four matmuls of a block: a rank has NH / t heads and 4 C / t columns of the MLP, so
+// columns of qkv and fc and rows of attproj and fcproj. Everything else works on R = N / t rows of the residual stream,
+// like a rank of data parallelism with a smaller micro-batch:
+//
+//     rank 0   R rows --ln1--+          +--qkv, attention, attproj: heads 0 ... NH/t - 1 of N rows --+        +-- R rows
+//     rank 1   R rows --ln1--+-gather --+--qkv, attention, attproj: the next NH/t heads of N rows  --+- sum --+-- R rows
+//                        all rows for all ranks             each a summand of all rows        each rank's rows
+//
+// The MLP likewise. gather_rows() is an all-gather, sum_rows() a reduce-scatter; backward replaces each by the other,
+// and gathers ln1 and ln2 again for the gradients of weights. In elements per layer and micro-batch, a rank sends
+// 10 N C (t - 1) / t; with --recompute full 13.
+//
+// Communication runs on streams of its own while device.stream computes.
+// source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5;
+//         Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
+//         Transformer Models", section 4.2
 
 #include "gpt/launch.cuh"        // the processes: world, sum_of_all(), start_processes(), WatchdogPause
-#include "gpt/distributed.cuh"   // need_weights(), begin_gradients(), send_gradients(), await_gradients(), ...
+#include "gpt/distributed.cuh"   // need_weights(), send_gradients(), gather_rows(), sum_rows(), own_rows(), ...
 
 // ==== model: allocation ======================================================
 
@@ -2526,7 +2575,7 @@ void* allocate_block(Model& m, size_t bytes, const char* name) {
 
 template <typename Kind>
 void bind(Parameters<Kind>& p, const Config& c, const Layout& y, void* block, DType dtype, size_t copies) {
-    for (const ParameterRow& row : parameter_table(p, c)) {
+    for (const ParameterRow& row : parameter_table(p, c, y.tensor, y.rank)) {
         row.tensor->data = static_cast<char*>(block) + y.place(row, 0) * size_of(dtype);
         row.tensor->copies = row.is_split() ? copies : row.copies;
         row.tensor->layer_bytes = (row.is_split() ? y.layer : row.elements) * size_of(dtype);
@@ -2609,8 +2658,10 @@ ForwardPass whole_batch(const Model& m) { return {m.setup.B, m.setup.T, 0, m.set
 
 Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     const Activations& a = m.a;
-    Operands x = {a.ln1(l),  a.att(l), a.ln2(l), a.gelu(l), m.w.qkvw(l), m.w.attprojw(l), m.w.fcw(l), m.w.fcprojw(l),
-                  a.dqkv(),  a.dres(), a.dfc(),  a.dres()};
+    const bool split = m.setup.tensor > 1;
+    floatX *const ln1 = split ? a.gathered() : a.ln1(l), *const ln2 = split ? a.gathered() : a.ln2(l);
+    Operands x = {ln1,      a.att(l), ln2,     a.gelu(l), m.w.qkvw(l), m.w.attprojw(l), m.w.fcw(l), m.w.fcprojw(l),
+                  a.dqkv(), a.dres(), a.dfc(), a.dres()};
     if (p.matmul == MatmulIn::FLOATX) return x;
     const bool all = p.matmul == MatmulIn::FP8_ALL;
     // Delayed scaling needs a past step; the first step uses current scaling. Without scaling all scales stay 1.
@@ -2624,7 +2675,7 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
         o.current_scaling = current;
     };
     char* const inp_t = all ? a.transposed() : nullptr;
-    char* const dout_t = all ? a.transposed() + m.setup.N() * 4 * m.config.channels : nullptr;
+    char* const dout_t = all ? a.transposed() + a.transposed.layer_bytes / 2 : nullptr;
     for (Operand* inp : {&x.ln1, &x.att, &x.ln2, &x.gelu})
         inp->fast_accumulation = m.setup.fp8_accumulation == Fp8Accumulation::FAST;
     in_fp8(x.ln1, FP8_LN1, a.ln1_8(l), inp_t);
@@ -2635,7 +2686,7 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     in_fp8(x.dattproj, FP8_DATTPROJ, a.dres_8(), dout_t);
     in_fp8(x.dfc, FP8_DFC, a.dfc_8(), dout_t);
     in_fp8(x.dfcproj, FP8_DFCPROJ, a.dres_8(), dout_t);
-    const size_t square = static_cast<size_t>(m.config.channels) * m.config.channels;
+    const size_t square = static_cast<size_t>(m.config.channels) * m.config.channels / m.setup.tensor;
     auto weight_in_fp8 = [&](Operand& o, Fp8Tensor tensor, size_t first) {
         char* const weight = a.weights_8(l) + first;
         in_fp8(o, tensor, weight, weight + a.weights_8.layer_bytes / 2);
@@ -2646,7 +2697,8 @@ Operands operands(const Model& m, size_t l, const ForwardPass& p) {
     weight_in_fp8(x.fcw, FP8_FCW, 4 * square);
     weight_in_fp8(x.fcprojw, FP8_FCPROJW, 8 * square);
     if (all && !current) {   // matmuls read only their FP8 copies
-        x.ln1.x = x.ln2.x = x.gelu.x = nullptr;
+        x.gelu.x = nullptr;
+        if (!split) x.ln1.x = x.ln2.x = nullptr;
         // The other kernels of attention's backward write FP8 from x, or sum x for the gradient of the bias.
         if (m.setup.attention == Attention::FLASH && on_wgmma(m.config.head_size())) x.dqkv.x = nullptr;
     }
@@ -2691,17 +2743,18 @@ void master_changed(Model& m) {
 // GPT-2's init: normal with std 0.02; std 0.02 / sqrt(2L) for weights that write to the residual stream, a sum of 2L
 // outputs.
 template <typename T> void init_block(T* block, Placement placement, const Model& m, uint64_t seed) {
-    for (const ParameterRow& row : parameter_table(m.config))
+    for (const ParameterRow& row : parameter_table(m.setup))
         for (size_t l = 0; l < row.copies; l++) {
             const Shard shard = shard_of(m.layout, row, l, placement, m.layout.rank);
             // The vocabulary's padding stays 0.
-            const size_t real = std::min(shard.first + shard.count, row.file_elements());
+            const size_t real = std::min(shard.first + shard.count, row.is_split() ? row.elements : row.file_elements());
             if (row.init == Init::ZERO || shard.first >= real) continue;
             T* to = block + shard.at;
             const size_t n = real - shard.first;
             const float std = row.init == Init::NORMAL ? INIT_STD : INIT_STD / sqrtf(2.0f * m.config.layers);
             if (row.init == Init::ONE) fill_with(to, 1, n);
-            else init_normal(to, std, splitmix64(seed + row.number), l * row.elements + shard.first, n);
+            else init_normal(to, std, splitmix64(seed + row.number), l * row.elements * row.part.ranks, row.part,
+                             shard.first, n);
         }
 }
 
@@ -2718,50 +2771,65 @@ void init_parameters(Model& m, uint64_t seed) {
 // att = attention(qkv), by the kernels of --attention, or by decode attention if there are past tokens.
 void attend(Model& m, size_t l, const Operand& att, const ForwardPass& p) {
     const Activations& a = m.a;
-    const int B = p.B, T = p.T, NH = m.config.heads, HS = m.config.head_size();
+    const int B = p.B, T = p.T, NH = m.setup.heads(), HS = m.config.head_size();
     if (p.past) attention_decode(att.x, a.qkv(l), p.past + 1, NH, HS);
     else if (m.setup.attention == Attention::FLASH)
         attention_forward(att, a.lse(l), a.counter(), a.qkv(l), B, T, NH, HS);
     else {
         naive_attention_forward(att.x, a.scores(l), a.probs(l), a.qkv(l), B, T, NH, HS);
-        att.quantise(p.N() * m.config.channels);
+        att.quantise(p.N() * NH * HS);
     }
+}
+
+// A layer of which the tensor ranks split the rows of w: out (N/t,OC) = add + b + the sum over them of inp w.
+void matmul_forward_sum(const Model& m, floatX* out, const Operand& inp, const Operand& w, const floatX* b,
+                        const floatX* add, size_t N, size_t C, size_t OC) {
+    if (tensor_ranks.alone()) return matmul_forward(out, inp, w, b, add, N, C, OC);
+    matmul_forward(m.a.summand(), inp, w, nullptr, nullptr, N, C, OC);
+    sum_rows(out, m.a.summand(), N * OC);
+    await_rows();
+    add_residual(out, add, b, N / tensor_ranks.size, OC);
 }
 
 void forward_block(Model& m, size_t l, const ForwardPass& p) {
     const Activations& a = m.a;
     const auto& w = m.w;
     const Operands x = operands(m, l, p);
-    const size_t N = p.N(), C = m.config.channels;
+    const size_t N = p.N(), C = m.config.channels, R = N / m.setup.tensor, Ct = C / m.setup.tensor;
     recorder.at("forward", l);
     floatX* qkv = a.qkv(l) + p.past * 3 * C;
     floatX* out = l + 1 < static_cast<size_t>(m.config.layers) ? a.res1(l + 1) : a.resf();
-    /* 1 */ layernorm_forward(x.ln1, a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), w.ln1w(l), w.ln1b(l), N, C);
-    /* 2 */ matmul_forward(qkv, x.ln1, x.qkvw, w.qkvb(l), nullptr, N, C, 3 * C);
+    const Operand ln1 = own_rows(x.ln1, a.ln1(l)), ln2 = own_rows(x.ln2, a.ln2(l));
+    /* 1 */ layernorm_forward(ln1, a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), w.ln1w(l), w.ln1b(l), R, C);
+            gather_rows(x.ln1, ln1, N * C);
+            await_rows(x.ln1, N * C);
+    /* 2 */ matmul_forward(qkv, x.ln1, x.qkvw, w.qkvb(l), nullptr, N, C, 3 * Ct);
     /* 3 */ attend(m, l, x.att, p);
-    /* 4 */ matmul_forward(a.res2(l), x.att, x.attprojw, w.attprojb(l), a.res1(l), N, C, C);
-    /* 5 */ layernorm_forward(x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), w.ln2w(l), w.ln2b(l), N, C);
-    /* 6 7 */ matmul_forward_gelu(x.gelu, a.fc(l), x.ln2, x.fcw, w.fcb(l), m.setup.recompute, N, C, 4 * C);
-    /* 8 */ matmul_forward(out, x.gelu, x.fcprojw, w.fcprojb(l), a.res2(l), N, 4 * C, C);
+    /* 4 */ matmul_forward_sum(m, a.res2(l), x.att, x.attprojw, w.attprojb(l), a.res1(l), N, Ct, C);
+    /* 5 */ layernorm_forward(ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), w.ln2w(l), w.ln2b(l), R, C);
+            gather_rows(x.ln2, ln2, N * C);
+            await_rows(x.ln2, N * C);
+    /* 6 7 */ matmul_forward_gelu(x.gelu, a.fc(l), x.ln2, x.fcw, w.fcb(l), m.setup.recompute, N, C, 4 * Ct);
+    /* 8 */ matmul_forward_sum(m, out, x.gelu, x.fcprojw, w.fcprojb(l), a.res2(l), N, 4 * Ct, C);
 }
 
-// Computes lnf, the output of the last LayerNorm, from tokens inp (B,T) int32 on the device.
+// Computes R rows of lnf, the output of the last LayerNorm, from their tokens inp (R) int32 on the device.
 void forward(Model& m, const int* inp, const ForwardPass& p) {
     const Activations& a = m.a;
-    const size_t L = m.config.layers, C = m.config.channels;
+    const size_t L = m.config.layers, C = m.config.channels, R = p.N() / m.setup.tensor;
     recorder.at("forward", NO_LAYER);
     const bool fp8 = p.matmul != MatmulIn::FLOATX;
     if (fp8 && m.setup.fp8_scaling == Fp8Scaling::CURRENT)
         fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));
     need_weights(m, 0, 1);
-    embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + p.past * C, p.B, p.T, C);
+    embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + p.past * C, R, tensor_ranks.rank * R, p.T, C);
     for (size_t l = 0; l < L; l++) {
         need_weights(m, 1 + l, 2 + l);
         if (fp8) need_fp8_weights(m, l);
         forward_block(m, l, p);
     }
     recorder.at("forward", NO_LAYER);
-    layernorm_forward(a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.resf(), m.w.lnfw(), m.w.lnfb(), p.N(), C);
+    layernorm_forward(a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.resf(), m.w.lnfw(), m.w.lnfb(), R, C);
 }
 void forward(Model& m, const int* inp) { forward(m, inp, whole_batch(m)); }
 
@@ -2772,25 +2840,26 @@ Product logits_product(const Model& m, size_t first, size_t rows) {
             {rows, Vp, C, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE}};
 }
 
-// Computes logits and losses, head_rows rows at a time, and adds to the sum of losses. With LOSS_AND_GRADIENT it also
-// computes dln (the gradient of lnf) and adds to dwte, part by part, while the part's logits exist. mean is
-// 1 / (tokens of the whole step).
-template <Want WANT> void head(Model& m, const int* targets, float mean, size_t N) {
+// Computes logits and losses of this rank's R rows, head_rows rows at a time, and adds to the sum of losses. With
+// LOSS_AND_GRADIENT it also computes dln (the gradient of lnf) and adds to dwte, part by part, while the part's logits
+// exist. mean is 1 / (tokens of the whole step).
+template <Want WANT> void head(Model& m, const int* targets, float mean, size_t R) {
     const Activations& a = m.a;
+    floatX* const dln = own_rows(a.dln(), R * m.config.channels);
     const size_t C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
     constexpr auto AS_IS = Op::AS_IS, TRANSPOSED = Op::TRANSPOSED;
-    for (size_t first = 0; first < N; first += most) {
-        const size_t rows = std::min(most, N - first);
+    for (size_t first = 0; first < R; first += most) {
+        const size_t rows = std::min(most, R - first);
         matmul(logits_product(m, first, rows));
         cross_entropy<WANT>(a.logits(), a.losses() + first, targets + first, mean, a.loss_scale(), rows,
                             m.config.vocab, Vp);
         if (WANT == Want::LOSS) continue;
-        matmul({a.dln() + first * C, a.logits(), m.w.wte(),
+        matmul({dln + first * C, a.logits(), m.w.wte(),
                 {rows, C, Vp, AS_IS, AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}});
         matmul({m.g.wte().data, a.logits(), a.lnf() + first * C,
                 {Vp, C, rows, TRANSPOSED, AS_IS, m.grads.dtype, Into::ADD, Epilogue::NONE}});
     }
-    add_losses(a.loss(), a.losses(), N);
+    add_losses(a.loss(), a.losses(), R);
 }
 
 // ==== recompute ==============================================================
@@ -2806,25 +2875,35 @@ void recompute_block(Model& m, size_t l) {
     const Activations& a = m.a;
     const auto& w = m.w;
     const Operands x = operands(m, l);
-    const size_t N = m.setup.N(), C = m.config.channels;
+    const size_t N = m.setup.N(), C = m.config.channels, R = m.setup.rows(), Ct = C / m.setup.tensor;
+    const Operand ln1 = own_rows(x.ln1, a.ln1(l)), ln2 = own_rows(x.ln2, a.ln2(l));
     // Backward reads an operand in floatX or, with fp8-all, in FP8.
     auto dropped = [&](const TensorBase& t, const TensorBase& in_fp8) {
         return (m.setup.matmul == MatmulIn::FP8_ALL ? in_fp8 : t).dropped();
     };
-    if (dropped(a.ln1, a.ln1_8))
-        /* 1 */ layernorm_forward(x.ln1, a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), w.ln1w(l), w.ln1b(l), N, C);
-    if (a.qkv.dropped())
-        /* 2 */ matmul_forward(a.qkv(l), x.ln1, x.qkvw, w.qkvb(l), nullptr, N, C, 3 * C);
+    auto ln_dropped = [&](const TensorBase& t, const TensorBase& in_fp8) {   // gathered from floatX
+        return tensor_ranks.alone() ? dropped(t, in_fp8) : t.dropped();
+    };
+    if (ln_dropped(a.ln1, a.ln1_8))
+        /* 1 */ layernorm_forward(ln1, a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), w.ln1w(l), w.ln1b(l), R, C);
+    if (a.qkv.dropped()) {
+                gather_rows(x.ln1, ln1, N * C);
+                await_rows(x.ln1, N * C);
+        /* 2 */ matmul_forward(a.qkv(l), x.ln1, x.qkvw, w.qkvb(l), nullptr, N, C, 3 * Ct);
+    }
     if (a.att.dropped() || a.probs.dropped())
         /* 3 */ attend(m, l, x.att, whole_batch(m));
     if (a.res2.dropped())
-        /* 4 */ matmul_forward(a.res2(l), x.att, x.attprojw, w.attprojb(l), a.res1(l), N, C, C);
-    if (dropped(a.ln2, a.ln2_8))
-        /* 5 */ layernorm_forward(x.ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), w.ln2w(l), w.ln2b(l), N, C);
-    if (a.fc.dropped())
-        /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), nullptr, N, C, 4 * C);
+        /* 4 */ matmul_forward_sum(m, a.res2(l), x.att, x.attprojw, w.attprojb(l), a.res1(l), N, Ct, C);
+    if (ln_dropped(a.ln2, a.ln2_8))
+        /* 5 */ layernorm_forward(ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), w.ln2w(l), w.ln2b(l), R, C);
+    if (a.fc.dropped()) {
+                gather_rows(x.ln2, ln2, N * C);
+                await_rows(x.ln2, N * C);
+        /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), nullptr, N, C, 4 * Ct);
+    }
     if (dropped(a.gelu, a.gelu_8))
-        /* 7 */ gelu_forward(x.gelu, a.fc(l), N * 4 * C);
+        /* 7 */ gelu_forward(x.gelu, a.fc(l), N * 4 * Ct);
 }
 
 // ==== backward ===============================================================
@@ -2837,12 +2916,12 @@ void recompute_block(Model& m, size_t l) {
 // Writes dqkv, and adds its column sums to dbias.
 void attend_backward(Model& m, size_t l, const Operand& dqkv, Grad dbias) {
     const Activations& a = m.a;
-    const int B = m.setup.B, T = m.setup.T, NH = m.config.heads, HS = m.config.head_size();
+    const int B = m.setup.B, T = m.setup.T, NH = m.setup.heads(), HS = m.config.head_size();
     if (m.setup.attention == Attention::FLASH)
         attention_backward(dqkv, dbias, a.partials(), a.att_d(), a.counter(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B,
                            T, NH, HS);
     else {
-        const size_t N = m.setup.N(), columns = size_t{3} * m.config.channels;
+        const size_t N = m.setup.N(), columns = size_t{3} * NH * HS;
         naive_attention_backward(dqkv.x, a.dprobs(), a.datt(), a.qkv(l), a.probs(l), B, T, NH, HS);
         dqkv.quantise(N * columns);
         bias_backward(dbias, a.partials(), dqkv.x, N, columns);
@@ -2854,23 +2933,39 @@ void backward_block(Model& m, size_t l) {
     const auto& w = m.w;
     const auto& g = m.g;
     const Operands x = operands(m, l);
-    const Operand below = l > 0 ? operands(m, l - 1).dfcproj : Operand(a.dres());
+    const size_t N = m.setup.N(), C = m.config.channels, R = m.setup.rows(), Ct = C / m.setup.tensor;
+    // This rank's rows: what the LayerNorms read and write.
+    floatX *const dres = own_rows(a.dres(), R * C), *const dln = own_rows(a.dln(), R * C);
+    const Operand dattproj = own_rows(x.dattproj, dres), dfcproj = own_rows(x.dfcproj, dres);
+    const Operand below = l > 0 ? own_rows(operands(m, l - 1).dfcproj, dres) : Operand(dres);
+    const Operand ln1 = for_weights(x.ln1), ln2 = for_weights(x.ln2);
     float* partials = a.partials();
-    const size_t N = m.setup.N(), C = m.config.channels;
     recorder.at("backward", l);
-    /* 8 */ matmul_backward_weight(g.fcprojw(l), x.dfcproj, x.gelu, N, 4 * C, C);
-    /* 7 */ matmul_backward_input_gelu(x.dfc, g.fcb(l), partials, x.dfcproj, x.fcprojw, a.fc(l), N, 4 * C, C);
-    /* 6 */ matmul_backward_weight(g.fcw(l), x.dfc, x.ln2, N, C, 4 * C);
-            matmul_backward_input(a.dln(), x.dfc, x.fcw, N, C, 4 * C);
-    /* 5 */ layernorm_backward(x.dattproj, g.ln2w(l), g.ln2b(l), g.attprojb(l), partials, a.dln(), a.res2(l), w.ln2w(l),
-                               a.ln2_mean(l), a.ln2_rstd(l), N, C);
-    /* 4 */ matmul_backward_weight(g.attprojw(l), x.dattproj, x.att, N, C, C);
-            matmul_backward_input(a.datt(), x.dattproj, x.attprojw, N, C, C);
+            gather_rows(x.dfcproj, dfcproj, N * C);
+            await_rows(x.dfcproj, N * C);
+            gather_rows(ln2, a.ln2(l), N * C);
+    /* 8 */ matmul_backward_weight(g.fcprojw(l), x.dfcproj, x.gelu, N, 4 * Ct, C);
+    /* 7 */ matmul_backward_input_gelu(x.dfc, g.fcb(l), partials, x.dfcproj, x.fcprojw, a.fc(l), N, 4 * Ct, C);
+    /* 6 */ matmul_backward_input(a.dln(), x.dfc, x.fcw, N, C, 4 * Ct);
+            await_rows(ln2, N * C);
+            sum_rows(dln, a.dln(), N * C);
+            matmul_backward_weight(g.fcw(l), x.dfc, ln2, N, C, 4 * Ct);
+            await_rows();
+    /* 5 */ layernorm_backward(dattproj, g.ln2w(l), g.ln2b(l), g.attprojb(l), partials, dln, a.res2(l), w.ln2w(l),
+                               a.ln2_mean(l), a.ln2_rstd(l), R, C);
+            gather_rows(x.dattproj, dattproj, N * C);
+            await_rows(x.dattproj, N * C);
+            gather_rows(ln1, a.ln1(l), N * C);
+    /* 4 */ matmul_backward_weight(g.attprojw(l), x.dattproj, x.att, N, Ct, C);
+            matmul_backward_input(a.datt(), x.dattproj, x.attprojw, N, Ct, C);
     /* 3 */ attend_backward(m, l, x.dqkv, g.qkvb(l));
-    /* 2 */ matmul_backward_weight(g.qkvw(l), x.dqkv, x.ln1, N, C, 3 * C);
-            matmul_backward_input(a.dln(), x.dqkv, x.qkvw, N, C, 3 * C);
-    /* 1 */ layernorm_backward(below, g.ln1w(l), g.ln1b(l), l > 0 ? g.fcprojb(l - 1) : Grad{}, partials, a.dln(),
-                               a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), N, C);
+    /* 2 */ matmul_backward_input(a.dln(), x.dqkv, x.qkvw, N, C, 3 * Ct);
+            await_rows(ln1, N * C);
+            sum_rows(dln, a.dln(), N * C);
+            matmul_backward_weight(g.qkvw(l), x.dqkv, ln1, N, C, 3 * Ct);
+            await_rows();
+    /* 1 */ layernorm_backward(below, g.ln1w(l), g.ln1b(l), l > 0 ? g.fcprojb(l - 1) : Grad{}, partials, dln,
+                               a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), R, C);
 }
 
 // One micro-batch in device memory. order and first: see section "embedding".
@@ -2879,11 +2974,12 @@ struct Batch { const int *inputs, *targets, *order, *first; };
 // Computes all gradients from dln, the gradient of lnf that head() has computed.
 void backward(Model& m, const Batch& batch) {
     const Activations& a = m.a;
-    const size_t N = m.setup.N(), C = m.config.channels, L = m.config.layers;
+    const size_t R = m.setup.rows(), C = m.config.channels, L = m.config.layers;
+    floatX* const dres = own_rows(a.dres(), R * C);
     recorder.at("backward", NO_LAYER);
-    clear(a.dres(), N * C * sizeof(floatX));
-    layernorm_backward(operands(m, L - 1).dfcproj, m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(L - 1), a.partials(), a.dln(),
-                       a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), N, C);
+    clear(dres, R * C * sizeof(floatX));
+    layernorm_backward(own_rows(operands(m, L - 1).dfcproj, dres), m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(L - 1),
+                       a.partials(), own_rows(a.dln(), R * C), a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), R, C);
     for (size_t l = L; l-- > 0;) {
         need_weights(m, 1 + l, l);
         need_fp8_weights(m, l);
@@ -2893,9 +2989,9 @@ void backward(Model& m, const Batch& batch) {
         send_gradients(m, 1 + l);
     }
     recorder.at("backward", NO_LAYER);
-    // N, the largest possible number of runs: the same launch for every batch, as a graph needs.
-    embedding_backward(m.g.wte(), m.g.wpe(), a.dres(), batch.inputs, batch.order, batch.first, N, m.setup.B, m.setup.T,
-                       C);
+    // R, the largest possible number of runs: the same launch for every batch, as a graph needs.
+    embedding_backward(m.g.wte(), m.g.wpe(), dres, batch.inputs, batch.order, batch.first, R, R, tensor_ranks.rank * R,
+                       m.setup.T, C);
     send_gradients(m, 0);
 }
 
@@ -2911,7 +3007,7 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch
     m.graphs.run(name, [&] {
         forward(m, batch.inputs);
         begin_gradients(m, 0);
-        head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step, m.setup.N());
+        head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step, m.setup.rows());
         backward(m, batch);
     });
 }
@@ -2922,7 +3018,7 @@ void update_groups(Model& m, size_t g, size_t groups) {
     const Placement part = states_placement(m.setup), weights = weights_placement(m.setup);
     const Placement master = master_placement(m.setup), grads = grads_placement(m.setup);
     auto at = [&](Placement placement) { return update_begin(m, g, placement); };
-    const size_t n = y.part(g, part), before = part == Placement::WHOLE ? 0 : y.rank * n;
+    const size_t n = y.part(g, part), before = part == Placement::WHOLE ? 0 : y.number(g, y.rank) * n;
     const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
     adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
           m.adam_m + at(part), m.adam_v + at(part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n, groups,
@@ -2991,8 +3087,8 @@ Flops flops_per_token(const Setup& s) {
 // checkpoint is written under another name, flushed to disk and renamed, so a crash leaves the last good one.
 
 // Calls visit(row, l, name) for every parameter tensor, in the table's order.
-template <typename Visit> void for_each_parameter(const Config& c, Visit visit) {
-    for (const ParameterRow& row : parameter_table(c))
+template <typename Visit> void for_each_parameter(const Setup& s, Visit visit) {
+    for (const ParameterRow& row : parameter_table(s))
         for (size_t l = 0; l < row.copies; l++) visit(row, l, row.name_of_layer(l));
 }
 
@@ -3000,9 +3096,14 @@ template <typename Visit> void for_each_parameter(const Config& c, Visit visit) 
 // float or floatX.
 template <typename T, typename Files>
 void read_block(T* block, Placement placement, const Files& files, const Model& m, const std::string& prefix) {
-    for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
+    for_each_parameter(m.setup, [&](const ParameterRow& row, size_t l, const std::string& name) {
         const Shard shard = shard_of(m.layout, row, l, placement, m.layout.rank);
-        const std::vector<float> values = files.floats(prefix + name, row.shape, shard.first, shard.count);
+        std::vector<float> values;
+        for (size_t i = shard.first, end = i + shard.count, n; i < end; i += n) {   // by runs
+            n = std::min(end - i, row.part.run - i % row.part.run);
+            const std::vector<float> run = files.floats(prefix + name, row.shape, row.part.whole(i), n);
+            values.insert(values.end(), run.begin(), run.end());
+        }
         const auto negative = std::find_if(values.begin(), values.end(), [](float v) { return v < 0; });
         if (prefix == "v/" && negative != values.end())
             files.fail(format("tensor v/%s holds %g, expected a mean of squares", name.c_str(), *negative));
@@ -3014,7 +3115,7 @@ void read_block(T* block, Placement placement, const Files& files, const Model& 
 
 void read_weights(Model& m, const std::string& dir) {
     std::set<std::string> names;
-    for_each_parameter(m.config, [&](const ParameterRow&, size_t, const std::string& name) { names.insert(name); });
+    for_each_parameter(m.setup, [&](const ParameterRow&, size_t, const std::string& name) { names.insert(name); });
     const WeightFiles files(dir, names, m.config.layers);
     // There are no master weights in eval and sample, and with --master-weights none.
     if (!m.master) return read_block(m.weights, weights_placement(m.setup), files, m, "");
@@ -3028,10 +3129,10 @@ void read_moments(Model& m, const std::string& dir) {
     read_block(m.adam_v, states_placement(m.setup), file, m, "v/");
 }
 
-// values (row.elements, on rank 0) = a tensor of `block` in FP32, or of the weights if block is null.
+// values (on rank 0) = a whole tensor of `block` in FP32, or of the weights if block is null.
 void download_tensor(float* values, const Model& m, const float* block, Placement placement, const ParameterRow& row,
                      size_t l) {
-    if (m.setup.zero > 0) return gather_tensor(values, m, block, placement, row, l);
+    if (m.setup.zero > 0 || row.part.ranks > 1) return gather_tensor(values, m, block, placement, row, l);
     if (!block) {
         std::vector<floatX> exact(row.elements);
         download(exact.data(), m.weights + m.layout.place(row, l), row.elements * sizeof(floatX));
@@ -3052,14 +3153,14 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
     std::unique_ptr<SafetensorsWriter> file;
     if (world.first()) file = std::make_unique<SafetensorsWriter>(path);
     for (const NamedBlock& block : blocks)
-        for_each_parameter(m.config, [&](const ParameterRow& row, size_t, const std::string& name) {
+        for_each_parameter(m.setup, [&](const ParameterRow& row, size_t, const std::string& name) {
             if (file) file->declare(block.prefix + name, row.shape);
         });
     if (file) file->write_header();
     std::vector<float> values;
     for (const NamedBlock& block : blocks)
-        for_each_parameter(m.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
-            values.resize(row.elements);
+        for_each_parameter(m.setup, [&](const ParameterRow& row, size_t l, const std::string& name) {
+            values.resize(row.elements * row.part.ranks);
             download_tensor(values.data(), m, block.data, block.placement, row, l);
             for (size_t i = 0; file && i < row.file_elements(); i++)
                 if (!std::isfinite(values[i]))
@@ -3202,7 +3303,7 @@ class Loader {
 public:
     Loader(const Model& m, const Tokens& tokens, Shuffle shuffle, uint64_t seed, uint64_t first_window)
         : m_(m), tokens_(tokens), windows_(shuffle == Shuffle::YES ? Windows::ANYWHERE : Windows::WHOLE),
-          seed_(splitmix64(seed)), next_window_(first_window + m.setup.rank * m.setup.B) {
+          seed_(splitmix64(seed)), next_window_(first_window + data_ranks.rank * m.setup.B) {
         const size_t N = m.setup.N(), T = m.setup.T;
         if (tokens.windows(Windows::WHOLE, T) == 0)
             throw UserError("%s: expected at least %zu tokens for --seq-len %zu, found %zu tokens",
@@ -3248,18 +3349,20 @@ private:
     void send() {
         Slot& slot = slots_[now_];
         const int B = m_.setup.B, T = m_.setup.T, V = m_.config.vocab;
-        const size_t N = m_.setup.N();
+        const size_t N = m_.setup.N(), R = m_.setup.rows();
         progress("wait for the device");
         check(cudaEventSynchronize(slot.copied), "cudaEventSynchronize");   // the slot's host memory is free
-        int *inputs = slot.host, *targets = inputs + N, *order = targets + N, *first = order + N;
+        int *inputs = slot.host, *targets = inputs + N, *order = targets + N, *first = order + R;
         for (int b = 0; b < B; b++, next_window_++) {
             int *in = inputs + static_cast<size_t>(b) * T, *out = targets + static_cast<size_t>(b) * T;
             const bool random = windows_ == Windows::ANYWHERE;
             const uint64_t pick = random ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
             tokens_.read(in, out, windows_, pick % tokens_.windows(windows_, T), T, V);
         }
-        next_window_ += (m_.setup.gpus - 1) * static_cast<uint64_t>(B);   // skips the other GPUs' windows
-        sort_positions(order, first, inputs, N, V);
+        next_window_ += (m_.setup.data() - 1) * static_cast<uint64_t>(B);   // skips the windows of other tensor groups
+        inputs = own_rows(inputs, R);
+        targets = own_rows(targets, R);
+        sort_positions(order, first, inputs, R, V);
         check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // its device memory is free
         const Activations& a = m_.a;
         auto transfer = [&](const Tensor<int>& to, const int* from, size_t n) {
@@ -3269,10 +3372,10 @@ private:
             });
             return to(now_);
         };
-        slot.batch.inputs = transfer(a.inputs, inputs, N);
-        slot.batch.targets = transfer(a.targets, targets, N);
-        slot.batch.order = transfer(a.order, order, N);
-        slot.batch.first = transfer(a.first, first, N + 1);
+        slot.batch.inputs = transfer(a.inputs, inputs, R);
+        slot.batch.targets = transfer(a.targets, targets, R);
+        slot.batch.order = transfer(a.order, order, R);
+        slot.batch.first = transfer(a.first, first, R + 1);
         check(cudaEventRecord(slot.copied, device.copies), "cudaEventRecord");
     }
 
@@ -3287,8 +3390,10 @@ private:
 // The index of the copy of inputs and targets that evaluation and sampling use. Loader uses 0 and 1.
 constexpr int SPARE = 2;
 
+// Sends this rank's rows of `values`.
 const int* send_spare(const Tensor<int>& tensor, const std::vector<int>& values) {
-    upload(tensor(SPARE), values.data(), values.size() * sizeof(int));
+    const size_t R = values.size() / tensor_ranks.size;
+    upload(tensor(SPARE), own_rows(values.data(), R), R * sizeof(int));
     return tensor(SPARE);
 }
 
@@ -3308,8 +3413,8 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
     take_loss(m);
     const double began = seconds_now();
     Evaluation e = {};
-    for (size_t round = 0; round < windows; round += world.size * B) {
-        const size_t w = round + world.rank * B;
+    for (size_t round = 0; round < windows; round += data_ranks.size * B) {
+        const size_t w = round + data_ranks.rank * B;
         std::vector<int> inputs(N, 0), targets(N, -1);
         for (size_t b = 0; b < B && w + b < windows; b++)
             tokens.read(&inputs[b * T], &targets[b * T], Windows::COVERING, (w + b) * all / windows, T, m.config.vocab);
@@ -3320,12 +3425,12 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
         const int *in = send_spare(m.a.inputs, inputs), *out = send_spare(m.a.targets, targets);
         m.graphs.run(m.fp8_history ? "evaluation by scales of past steps" : "evaluation", [&] {
             forward(m, in);
-            head<Want::LOSS>(m, out, 0, N);
+            head<Want::LOSS>(m, out, 0, m.setup.rows());
         });
     }
     if (has_fp8(m)) fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));   // amaxes of validation data
-    e.tokens = sum_of_all(e.tokens);
-    e.bytes = sum_of_all(e.bytes);
+    e.tokens = sum_of_all(e.tokens) / tensor_ranks.size;   // each rank of a tensor group counts the same tokens
+    e.bytes = sum_of_all(e.bytes) / tensor_ranks.size;
     e.loss = sum_of_all(take_loss(m)) / e.tokens;
     e.seconds = seconds_now() - began;
     if (!std::isfinite(e.loss)) throw Failure("the mean loss over %zu tokens is %f", e.tokens, e.loss);
@@ -3364,23 +3469,26 @@ constexpr int SAMPLE_STEP = 64;   // a prompt is padded to a multiple of this, s
 std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t past, int most) {
     std::vector<int> inputs(tokens.begin() + past, tokens.end());
     const size_t last = inputs.size() - 1;
-    if (past == 0) inputs.resize(std::min<size_t>(most, ceil_div(tokens.size(), SAMPLE_STEP) * SAMPLE_STEP), 0);
+    const size_t step = SAMPLE_STEP * tensor_ranks.size;
+    if (past == 0) inputs.resize(std::min<size_t>(most, ceil_div(tokens.size(), step) * step), 0);
     // Attention is causal: the padding after `last` has no effect.
     forward(m, send_spare(m.a.inputs, inputs), {1, static_cast<int>(inputs.size()), past});
-    matmul(logits_product(m, last, 1));
+    const size_t R = inputs.size() / tensor_ranks.size;
+    if (last / R == tensor_ranks.rank) matmul(logits_product(m, last % R, 1));
     std::vector<floatX> row(m.config.vocab);
+    broadcast_logits(m.a.logits(), row.size(), last / R);
     download(row.data(), m.a.logits(), row.size() * sizeof(floatX));
     return {row.begin(), row.end()};
 }
 
 // Continues `tokens` by --sample-tokens tokens, calling show(token) for each until it returns false. The first pass
 // processes all tokens, each later pass only the new one, because qkv caches keys and values (not with --recompute
-// full). When the context is full, the older half is dropped and the rest processed again. The model's buffers hold
+// full, nor with tensor parallelism, which divides the rows of a pass among GPUs). When the context is full, the older half is dropped and the rest processed again. The model's buffers hold
 // B = 1 and any T up to setup.T.
 template <typename Show>
 void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
     const size_t most = std::min(m.setup.T, m.config.context);
-    const bool cached = !m.a.qkv.dropped();
+    const bool cached = !m.a.qkv.dropped() && tensor_ranks.alone();
     size_t past = 0;
     for (int i = 0; i < o.sample_tokens; i++) {
         if (tokens.size() > most) {
@@ -3493,7 +3601,7 @@ struct TrainingRun {
 void load_run(TrainingRun& run, const Setup& setup) {
     const Options& o = run.o;
     run.micro_steps = accumulation_steps(o, setup);
-    run.tokens_per_step = static_cast<double>(run.micro_steps) * setup.N() * setup.gpus;
+    run.tokens_per_step = static_cast<double>(run.micro_steps) * setup.N() * setup.data();
     run.text_files = text_files(run.start.dir, setup.config, run.data.train.bytes_only());
     if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
     allocate(run.m, setup);
@@ -3577,7 +3685,7 @@ void save_checkpoint(TrainingRun& run) {
     run.tried = run.step;
     progress(WRITING);
     const uint64_t windows = static_cast<uint64_t>(run.step - run.start.step) * run.micro_steps * run.m.setup.B *
-                             run.m.setup.gpus;
+                             run.m.setup.data();
     json trainer = {{"next_window", run.start.window + windows}, {"train_tokens", run.data.train.count()},
                     {"head_rows", run.m.setup.logits_rows()}, {"options", describe(run.o, TRAIN)}};
     if (run.m.fp8_history) trainer["fp8_history"] = fp8_history(run.m);
@@ -3756,7 +3864,7 @@ void eval(const Options& o) {
     const std::vector<int> zeros(m.setup.N());
     auto pass = [&] {
         forward(m, send_spare(m.a.inputs, zeros));
-        head<Want::LOSS>(m, send_spare(m.a.targets, zeros), 0, zeros.size());
+        head<Want::LOSS>(m, send_spare(m.a.targets, zeros), 0, m.setup.rows());
     };
     if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr, o.verbose, pass);   // stdout has only the result
     m.graphs.on = use_graphs(o);
@@ -3804,7 +3912,7 @@ void run_subcommand(Subcommand subcommand, Options options) {
                         world.launcher->size, world.size);
     begin_ranks(options);
     if (subcommand != PLAN || no_device().empty()) open_device(options.tensor_cores, options.threads);
-    connect_ranks(options.timeout);
+    connect_ranks(options.timeout, options.tensor_parallel);
     switch (subcommand) {
         case TRAIN:  train(options); break;
         case EVAL:   eval(options); break;

@@ -328,7 +328,7 @@ Failure not_written(long step, const std::exception& error) {
 // Returns whether a flag applies to a single invocation, so that --resume does not restore its value.
 static bool is_per_invocation(const std::string& flag) {
     return flag == "--resume" || flag == "--out" || flag == "--trace" || flag == "--gpus" || flag == "--timeout" ||
-           flag == "--verbose";
+           flag == "--tensor-parallel" || flag == "--verbose";
 }
 
 // Returns the options with which a run was started or last resumed, from its last checkpoint or, without a checkpoint,

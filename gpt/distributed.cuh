@@ -1,5 +1,5 @@
-// Data parallelism and ZeRO: the communication of a training step and its order. Included by train_gpt.cu, whose
-// section "many GPUs" lists what each stage shards. With one GPU the functions called by train_gpt.cu do nothing.
+// Data parallelism, ZeRO and tensor parallelism: the communication of a training step and its order. Included by
+// train_gpt.cu, whose section "many GPUs" describes them. With one GPU the functions called by train_gpt.cu do nothing.
 #pragma once
 
 #include <memory>
@@ -52,6 +52,63 @@ void over_gpus(float* x, size_t n, ncclRedOp_t operation = ncclSum) {
     if (world.alone()) return;
     all_reduce(world, world.sent, x, n, DType::FP32, operation);
     await_sent(world.sent);
+}
+
+// ---- tensor parallelism
+// n: the elements of all rows. Work launched after gather_rows() or sum_rows() overlaps it until await_rows().
+
+// Returns this rank's n elements of a tensor of all rows.
+template <typename T> T* own_rows(T* whole, size_t n) { return whole + tensor_ranks.rank * n; }
+
+// Returns what a LayerNorm writes: `own`, this rank's rows, from which gather_rows() gathers x; on one GPU x itself.
+Operand own_rows(const Operand& x, floatX* own) { return tensor_ranks.alone() ? x : Operand(own); }
+
+// Returns x as the gradient of a weight reads it: without FP8, unless both operands have transposed copies.
+Operand for_weights(const Operand& x) { return x.transposed ? x : Operand(x.x); }
+
+// x = own rows of all ranks
+void gather_rows(const Operand& x, const Operand& own, size_t n) {
+    if (tensor_ranks.alone()) return;
+    all_gather(tensor_ranks, tensor_ranks.sent, x.x, own.x, n / tensor_ranks.size, FLOATX);
+}
+
+// own = this rank's rows of the sum of all ranks' x
+void sum_rows(floatX* own, const floatX* x, size_t n) {
+    if (tensor_ranks.alone()) return;
+    reduce_scatter(tensor_ranks, tensor_ranks.sent, own, x, n / tensor_ranks.size, FLOATX);
+}
+
+void await_rows() {
+    if (!tensor_ranks.alone()) await_sent(tensor_ranks.sent);
+}
+// Also writes FP8 copies of the gathered rows. So each rank's amax is that of all rows.
+void await_rows(const Operand& x, size_t n) {
+    if (tensor_ranks.alone()) return;
+    await_rows();
+    x.quantise(n);
+}
+
+// out (N,C) += add (N,C) + b (C), after sum_rows(). cost: bandwidth, reads 2 and writes 1 of N*C
+__global__ void add_residual_kernel(floatX* out, const floatX* add, const floatX* b, size_t n, int C) {
+    const Span span = my_span(n);
+    for (size_t i = span.begin; i < span.end; i += span.stride) {
+        float x[PACK], y[PACK], z[PACK];
+        load(x, out + i);
+        load(y, add + i);
+        load(z, b + i % C);
+        for (int k = 0; k < PACK; k++) x[k] += y[k] + z[k];
+        store(out + i, x);
+    }
+}
+void add_residual(floatX* out, const floatX* add, const floatX* b, size_t N, int C) {
+    launch("add_residual", add_residual_kernel, span_blocks(N * C), BLOCK, 0, updated(out), add, b, N * C, C);
+}
+
+// Sends logits (n) from the tensor rank that has computed them to the others.
+void broadcast_logits(floatX* logits, size_t n, size_t from) {
+    if (tensor_ranks.alone()) return;
+    broadcast(tensor_ranks, tensor_ranks.sent, logits, logits, n, FLOATX, from);
+    await_rows();
 }
 
 // ---- schedule
@@ -122,6 +179,9 @@ public:
     void await_gradients() const { for (const cudaEvent_t event : reduced_) await_sent(event); }
 
 private:
+    // The ranks that share group g: see Layout::ranks().
+    static const Group& sharing(size_t g) { return g == 0 ? world : data_ranks; }
+
     // The offset of a slot in the buffers, in elements.
     size_t slot_begin(size_t slot) const { return slot == 0 ? 0 : m_.layout.common + (slot - 1) * m_.layout.layer; }
 
@@ -132,7 +192,7 @@ private:
     void gather(size_t g, size_t slot) override {
         const Layout& y = m_.layout;
         const floatX* shard = m_.weights + y.own_shard(g, weights_placement(m_.setup));
-        all_gather(world, gathered_[slot], m_.weight_buffers + slot_begin(slot), shard, y.shard(g), FLOATX);
+        all_gather(sharing(g), gathered_[slot], m_.weight_buffers + slot_begin(slot), shard, y.shard(g), FLOATX);
     }
     void await_weights(size_t slot) override { await_sent(gathered_[slot]); }
 
@@ -146,7 +206,7 @@ private:
         await_sent(reduced_[slot]);
         clear(whole, y.group(g) * size);
         on_stream("copy shard", device.stream, [&] {
-            check(cudaMemcpyAsync(whole + y.rank * shard, so_far, shard, cudaMemcpyDeviceToDevice, device.stream),
+            check(cudaMemcpyAsync(whole + y.number(g, y.rank) * shard, so_far, shard, cudaMemcpyDeviceToDevice, device.stream),
                   "cudaMemcpyAsync");
         }, whole, so_far);
     }
@@ -155,8 +215,8 @@ private:
         const DType dtype = m_.grads.dtype;
         void* whole = buffer(slot);
         void* shard = grad_at(m_, y.own_shard(g, grads_placement(m_.setup))).data;
-        if (zero_ == 0) all_reduce(world, reduced_[slot], whole, y.group(g), dtype);
-        else reduce_scatter(world, reduced_[slot], shard, whole, y.shard(g), dtype);
+        if (zero_ == 0) all_reduce(sharing(g), reduced_[slot], whole, y.group(g), dtype);
+        else reduce_scatter(sharing(g), reduced_[slot], shard, whole, y.shard(g), dtype);
     }
 
     Model& m_;
@@ -195,7 +255,7 @@ void clear_gradients(Model& m) {
 
 // ---- checkpoints
 
-// values (on rank 0) = a whole tensor. Each rank holds at least its own shard of the block.
+// values (on rank 0) = a whole tensor. Each rank holds at least its own shard of its part.
 void gather_tensor(float* values, const Model& m, const float* block, Placement placement, const ParameterRow& row,
                    size_t l) {
     float* staging = m.a.partials();   // unused between steps
@@ -207,7 +267,12 @@ void gather_tensor(float* values, const Model& m, const float* block, Placement 
             const size_t n = std::min(most, shard.count - done);
             broadcast(world, world.sent, staging, from + done, n, DType::FP32, rank);
             await_sent(world.sent);
-            if (world.first()) download(values + shard.first + done, staging, n * sizeof(float));
+            if (!world.first()) continue;
+            TensorPart part = row.part;
+            part.rank = rank % part.ranks;
+            std::vector<float> piece(n);
+            download(piece.data(), staging, n * sizeof(float));
+            for (size_t i = 0; i < n; i++) values[part.whole(shard.first + done + i)] = piece[i];
         }
     }
 }

@@ -368,7 +368,7 @@ void fp8_gelu_backward(const Operand& dinp, Grad db, float* partials, const floa
 
 // Writes layer l's weights in FP8, both as stored and transposed.
 void quantise_weights(Model& m, size_t l) {
-    const size_t C = m.config.channels;
+    const size_t C = m.config.channels, Ct = C / m.setup.tensor;
     const Operands x = operands(m, l);
     recorder.at("update", NO_LAYER);
     fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(l), FP8_TENSORS);
@@ -376,10 +376,10 @@ void quantise_weights(Model& m, size_t l) {
         w.quantise(rows * columns);
         if (!fp8_in_any_layout()) fp8_transpose(w.transposed, w.fp8, rows, columns);
     };
-    quantise(x.qkvw, C, 3 * C);
-    quantise(x.attprojw, C, C);
-    quantise(x.fcw, C, 4 * C);
-    quantise(x.fcprojw, 4 * C, C);
+    quantise(x.qkvw, C, 3 * Ct);
+    quantise(x.attprojw, Ct, C);
+    quantise(x.fcw, C, 4 * Ct);
+    quantise(x.fcprojw, 4 * Ct, C);
 }
 
 // Quantises layer l's weights unless that has been done since they last changed.
@@ -465,15 +465,16 @@ void set_fp8_history(Model& m, const std::vector<float>& history) {
 // any format: the first query of a sequence has a single key, so its gradient is 0.
 double zero_gradients(const Model& m) {
     const Activations& a = m.a;
-    const size_t N = m.setup.N(), C = m.config.channels;
+    const size_t own = m.setup.rows() * m.config.channels;   // elements of R rows, and of N rows of Ct columns
     double zeros = 0, all = 0;
     const std::pair<const floatX*, size_t> gradients[] = {
-        {a.dres(), C}, {a.dln(), C}, {a.datt(), C}, {a.dqkv(), 3 * C}, {a.dfc(), 4 * C}};
-    for (const auto& [x, columns] : gradients) {
-        std::vector<floatX> values(N * columns);
+        {own_rows(a.dres(), own), own}, {own_rows(a.dln(), own), own}, {a.datt(), own}, {a.dqkv(), 3 * own},
+        {a.dfc(), 4 * own}};
+    for (const auto& [x, n] : gradients) {
+        std::vector<floatX> values(n);
         download(values.data(), x, values.size() * sizeof(floatX));
         zeros += std::count_if(values.begin(), values.end(), [](floatX v) { return static_cast<float>(v) == 0; });
-        all += N * columns;
+        all += n;
     }
     return zeros / all;
 }

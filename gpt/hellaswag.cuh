@@ -102,7 +102,7 @@ typedef std::vector<std::vector<double>> EndingLosses;
 // One sequence of inputs: a question's context and one ending, without the last token.
 struct Sequence { size_t question, ending, length; };
 
-// Returns the summed losses of the B sequences `rows`, in one forward pass of B x T tokens.
+// Returns the losses of the B sequences `rows`, summed over this rank's rows, in one forward pass of B x T tokens.
 std::vector<double> batch_losses(Model& m, const std::vector<Question>& questions, const Sequence* rows, size_t B,
                                  size_t T) {
     std::vector<int> inputs(B * T, 0), targets(B * T, -1);   // attention is causal: padding has no effect
@@ -115,15 +115,17 @@ std::vector<double> batch_losses(Model& m, const std::vector<Question>& question
         std::copy(ending.begin(), ending.end(), targets.begin() + b * T + question.context.size() - 1);
     }
     forward(m, send_spare(m.a.inputs, inputs), {static_cast<int>(B), static_cast<int>(T)});
-    head<Want::LOSS>(m, send_spare(m.a.targets, targets), 0, B * T);
-    std::vector<float> losses(B * T);   // 0 where there is no target
+    const size_t R = B * T / tensor_ranks.size, first = tensor_ranks.rank * R;
+    head<Want::LOSS>(m, send_spare(m.a.targets, targets), 0, R);
+    std::vector<float> losses(R);   // 0 where there is no target
     download(losses.data(), m.a.losses(), losses.size() * sizeof(float));
-    std::vector<double> sums;
-    for (auto row = losses.begin(); row != losses.end(); row += T) sums.push_back(std::accumulate(row, row + T, 0.0));
+    std::vector<double> sums(B);
+    for (size_t i = 0; i < R; i++) sums[(first + i) / T] += losses[i];
     return sums;
 }
 
-// Returns the losses of all endings; ranks compute different batches. The model's buffers fit B x T <= m.setup.N().
+// Returns the losses of all endings; tensor groups compute different batches. The model's buffers fit B x T <=
+// m.setup.N().
 EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
     EndingLosses result;
     std::vector<Sequence> rows;
@@ -136,21 +138,22 @@ EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
     struct Chunk { size_t first, B, T; };
     std::vector<Chunk> batches;
     for (size_t first = 0, B = 0; first < rows.size(); first += B) {
-        const size_t T = std::min<size_t>(m.setup.T, ceil_div(rows[first].length, LENGTH_STEP) * LENGTH_STEP);
+        const size_t step = LENGTH_STEP * tensor_ranks.size;
+        const size_t T = std::min<size_t>(m.setup.T, ceil_div(rows[first].length, step) * step);
         B = std::min({rows.size() - first, m.setup.N() / T, static_cast<size_t>(MAX_SEQUENCES)});
         batches.push_back({first, B, T});
     }
-    size_t computed = 0;   // rows, by this rank
-    // Rank r computes batches r, r + world.size, ... A rank without a batch in the last round computes the last batch
+    size_t computed = 0;   // rows, by this tensor group
+    // Group r of R computes batches r, r + R, ... A group without a batch in the last round computes the last batch
     // again, because all ranks must take part in the communication of a forward pass.
     std::vector<double> sums(rows.size());
-    for (size_t round = 0; round < batches.size(); round += world.size) {
-        const bool is_mine = round + world.rank < batches.size();
-        const auto [first, B, T] = batches[is_mine ? round + world.rank : batches.size() - 1];
+    for (size_t round = 0; round < batches.size(); round += data_ranks.size) {
+        const bool is_mine = round + data_ranks.rank < batches.size();
+        const auto [first, B, T] = batches[is_mine ? round + data_ranks.rank : batches.size() - 1];
         const std::vector<double> losses = batch_losses(m, questions, &rows[first], B, T);
         if (!is_mine) continue;
         std::copy(losses.begin(), losses.end(), sums.begin() + first);
-        computed += B;
+        if (tensor_ranks.first()) computed += B;
     }
     if (!world.alone()) sum_over_ranks(sums.data(), sums.size(), ncclFloat64);
     if (const double all = sum_of_all(computed); all != rows.size())

@@ -43,6 +43,7 @@ struct Group {
     ncclComm_t comm = nullptr;
     size_t rank = 0, size = 1;
     cudaStream_t stream = nullptr;   // carries the group's communication
+    cudaEvent_t sent = nullptr;      // after communication that has no event of its own
 
     bool first() const { return rank == 0; }
     bool alone() const { return size == 1; }
@@ -55,14 +56,19 @@ struct World : Group {
     int listener = -1;                       // rank 0's
     const struct Launcher* launcher = nullptr;
     std::atomic<long> own_step{0}, *step = &own_step;   // the current step; with --gpus the supervisor reads it
-    cudaEvent_t computed = nullptr, sent = nullptr;
+    cudaEvent_t computed = nullptr;
     char* staging = nullptr;                 // device memory for exchanges of host data
     Overlap overlap = Overlap::ON;
     double bytes_sent = 0;                   // by this GPU, if collectives use rings
 };
 static World world;
 
+// Of this rank: the ranks with which it shares the parts of layers, and its tensor group. Rank d t + i is rank d of the
+// one and i of the other; t = 1 without --tensor-parallel.
+static Group data_ranks, tensor_ranks;
+
 constexpr size_t STAGING_BYTES = 1 << 16;
+constexpr int NCCL_WITH_LAUNCH_ORDER = 22600;   // NCCL_LAUNCH_ORDER_IMPLICIT
 
 void check(ncclResult_t status, const char* what) {
     if (status != ncclSuccess)
@@ -109,7 +115,8 @@ void run_watchdog(double timeout) {
         idle = now != last || activity.paused > 0 ? 0 : idle + interval;
         last = now;
         ncclResult_t error = ncclSuccess;
-        if (activity.connected) ncclCommGetAsyncError(world.comm, &error);
+        for (const Group* group : std::initializer_list<const Group*>{&world, &data_ranks, &tensor_ranks})
+            if (activity.connected && error == ncclSuccess) ncclCommGetAsyncError(group->comm, &error);
         const bool failed = error != ncclSuccess && error != ncclInProgress;
         if (failed && idle >= 2 * interval) end_rank(format("NCCL reports: %s", ncclGetErrorString(error)));
         if (idle >= timeout) end_rank(format("no progress for %g s (--timeout)", timeout));
@@ -458,12 +465,40 @@ int start_processes(const Options& o) {
 
 // ---- begin and end ------------------------------------------------------------------------------
 
-// Creates the stream and NCCL's communicator, after the device has been opened. A first collective makes NCCL allocate
-// its memory now.
-void connect_ranks(double timeout) {
+// Sets data_ranks and tensor_ranks, for tensor groups of `size` ranks. A group has its own stream if NCCL orders the
+// launches of several communicators; otherwise it shares the world's.
+void connect_groups(size_t size) {
+    data_ranks = world;
+    if (size == 1) return;
+    if (world.of_machine % size != 0 || world.on_machine % size != world.rank % size)
+        throw UserError("--tensor-parallel %zu: expected tensor groups of neighbouring ranks on one machine, found rank "
+                        "%zu as process %zu of %zu on its machine", size, world.rank, world.on_machine,
+                        world.of_machine);
+    auto split = [](Group& group, size_t color, size_t rank, size_t ranks) {
+        group = {nullptr, rank, ranks, world.stream, nullptr};
+        check(ncclCommSplit(world.comm, static_cast<int>(color), static_cast<int>(rank), &group.comm, nullptr),
+              "ncclCommSplit");
+        check(cudaEventCreateWithFlags(&group.sent, cudaEventDisableTiming), "cudaEventCreate");
+    };
+    split(data_ranks, world.rank % size, world.rank / size, world.size / size);
+    split(tensor_ranks, world.rank / size, world.rank % size, size);
+    if (nccl_version() < NCCL_WITH_LAUNCH_ORDER) return;
+    int least, greatest;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    check(cudaStreamCreateWithPriority(&tensor_ranks.stream, cudaStreamNonBlocking, greatest),
+          "cudaStreamCreateWithPriority");
+}
+
+// Creates the stream and NCCL's communicators, after the device has been opened. A first collective makes NCCL allocate
+// its memory now. tensor: the size of a tensor group.
+void connect_ranks(double timeout, size_t tensor) {
     if (world.alone()) return;
+    if (world.size % tensor != 0)
+        throw UserError("--tensor-parallel %zu: expected a divisor of the number of GPUs, found %zu GPUs", tensor,
+                        world.size);
     setenv("NCCL_ALGO", "^NVLS,NVLSTree", 0);   // excluded: the order of their sums varies (NVIDIA/nccl#1497)
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);     // allocates all memory now, not at the first use of each algorithm
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);   // communicators on different streams cannot deadlock
     int least, greatest;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     check(cudaStreamCreateWithPriority(&world.stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
@@ -480,6 +515,7 @@ void connect_ranks(double timeout) {
     progress("ncclCommInitRank");
     check(ncclCommInitRank(&world.comm, static_cast<int>(world.size), id, static_cast<int>(world.rank)),
           "ncclCommInitRank");
+    connect_groups(tensor);
     activity.connected = true;
     wait_for_all("the first collective");
 }
@@ -501,7 +537,9 @@ void leave_ranks() {
     if (world.alone()) return;
     activity.connected = false;
     progress("ncclCommDestroy");
-    check(ncclCommDestroy(world.comm), "ncclCommDestroy");
+    for (const Group* group : std::initializer_list<const Group*>{&tensor_ranks, &data_ranks, &world})
+        if (group->comm && (group == &world || group->comm != world.comm))
+            check(ncclCommDestroy(group->comm), "ncclCommDestroy");
 }
 
 // Returns the number of CPU threads of this rank: an equal part of the machine's cores. Returns 0, which leaves the

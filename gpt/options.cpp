@@ -221,6 +221,9 @@ std::vector<Flag> flag_table(Options& o) {
         or_word("all", o.gpus, ALL_GPUS, number("--gpus", TRAIN | EVAL | PLAN, "N", o.gpus, {1, MAX_GPUS},
                 "--gpus 2 --zero 1", "GPUs of this machine, one process each. On several machines use torchrun, srun "
                 "or mpirun (gpt/many_gpus.md).")),
+        number("--tensor-parallel", TRAIN | EVAL | PLAN, "T", o.tensor_parallel, {1, 128}, "--gpus 2 --tensor-parallel 2",
+               "GPUs that share each micro-batch and each layer: they split heads and channels in the layer and rows "
+               "between layers. They must be on one machine. T must divide --gpus, the heads and the sequence."),
         number("--zero", TRAIN | PLAN, "STAGE", o.zero, {0, 3}, "--gpus 2 --zero 1", "ZeRO stage: 1 shards optimizer "
                "states, 2 also gradients, 3 also parameters. The master weights count as optimizer states."),
         choice("--overlap", TRAIN, o.overlap, {"off", "on"}, "--gpus 2 --overlap off",
@@ -238,6 +241,9 @@ std::vector<Flag> flag_table(Options& o) {
                "stage and each --recompute. Needs --total-batch and --bandwidth."),
         number("--bandwidth", PLAN, "GB/S", o.bandwidth, {1e-3, 1e6}, "--gpus 8 --gpu-memory 80GB --bandwidth 450",
                "GB/s that each GPU sends, to estimate a step's time. NVLink of an H100: 450; 400 Gb/s InfiniBand: 50."),
+        number("--tensor-bandwidth", PLAN, "GB/S", o.tensor_bandwidth, {1e-3, 1e6},
+               "--gpus 8 --tensor-parallel 2 --gpu-memory 80GB --bandwidth 50 --tensor-bandwidth 300",
+               "The same between the GPUs of --tensor-parallel, which are on one machine"),
         number("--flops", PLAN, "TFLOPS", o.flops, {1e-3, 1e6}, "--gpus 8 --bandwidth 450 --flops 300",
                "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32). The defaults are 40 % of an "
                "H100's peak."),

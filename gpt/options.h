@@ -77,7 +77,7 @@ struct Options {
     UseGraph graph = UseGraph::AUTO;
     int threads = 0;
     // many GPUs
-    int gpus = 1, zero = 0;   // gpus: a number, or ALL_GPUS
+    int gpus = 1, tensor_parallel = 1, zero = 0;   // gpus: a number, or ALL_GPUS
     Overlap overlap = Overlap::ON;
     double timeout = 300;
     // run folder
@@ -91,7 +91,7 @@ struct Options {
     double temperature = 1.0, top_p = 1.0;
     // plan
     PlanPrecision precision = PlanPrecision::OF_BUILD;
-    double gpu_memory = 0, bandwidth = 0, flops = 0;   // bytes, GB/s, TFLOP/s
+    double gpu_memory = 0, bandwidth = 0, tensor_bandwidth = 300, flops = 0;   // bytes, GB/s, TFLOP/s
     bool scan = false, as_json = false;
 
     std::set<std::string> given;   // the flags on the command line

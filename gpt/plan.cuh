@@ -32,7 +32,7 @@ double measure_peak() {
     floatX* out;   // followed by the two operands
     check(cudaMalloc(&out, 3 * n * n * sizeof(floatX)), "cudaMalloc to measure the device's peak");
     floatX *a = out + n * n, *b = a + n * n;
-    init_normal(a, 1, 0, 0, 2 * n * n);
+    init_normal(a, 1, 0, 0, {}, 0, 2 * n * n);
     const MatmulShape square = {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE};
     float best = INFINITY;   // milliseconds
     const double until = seconds_now() + 0.1;
@@ -102,10 +102,11 @@ size_t without_margin(size_t memory) { return static_cast<size_t>(memory * 0.95)
 
 // Returns the number of micro-batches that each GPU computes in a step.
 long accumulation_steps(const Options& o, const Setup& s) {
-    const long tokens = static_cast<long>(s.N()) * s.gpus, below = o.total_batch / tokens * tokens;
+    const long tokens = static_cast<long>(s.N()) * s.data(), below = o.total_batch / tokens * tokens;
     if (o.total_batch == below) return std::max(1L, o.total_batch / tokens);
-    throw UserError("--total-batch %ld: must be a multiple of micro-batch x sequence x GPUs = %d x %d x %d = %ld "
-                    "tokens; nearest: %s%ld", o.total_batch, s.B, s.T, s.gpus, tokens,
+    throw UserError("--total-batch %ld: must be a multiple of micro-batch x sequence x GPUs%s = %d x %d x %d%s = %ld "
+                    "tokens; nearest: %s%ld", o.total_batch, s.tensor > 1 ? " / tensor-parallel" : "", s.B, s.T, s.gpus,
+                    s.tensor > 1 ? format(" / %d", s.tensor).c_str() : "", tokens,
                     below ? format("%ld, ", below).c_str() : "", below + tokens);
 }
 
@@ -135,6 +136,26 @@ void require_fp8_device() {
     if (cublasLtGetVersion() < first_cublaslt_with_fp8())
         throw UserError("--matmul fp8: %s needs %s or later, found %s; update the CUDA toolkit", p.name,
                         cublaslt_text(first_cublaslt_with_fp8()).c_str(), cublaslt_text(cublasLtGetVersion()).c_str());
+}
+
+// Returns the divisors of n as text, such as "1, 5 or 25".
+std::string divisors_text(int n) {
+    std::string text = "1";
+    for (int d = 2; d <= n; d++)
+        if (n % d == 0) text += (d == n ? " or " : ", ") + std::to_string(d);
+    return text;
+}
+
+void require_tensor_parallel(const Setup& s) {
+    const int t = s.tensor, NH = s.config.heads;
+    if (s.gpus % t != 0)
+        throw UserError("--tensor-parallel %d: expected a divisor of the number of GPUs, found %d GPU%s", t, s.gpus,
+                        s.gpus > 1 ? "s" : "");
+    if (NH % t != 0)
+        throw UserError("--tensor-parallel %d: expected a divisor of the heads: %d heads allow %s", t, NH,
+                        divisors_text(NH).c_str());
+    if (s.T % t != 0)
+        throw UserError("--tensor-parallel %d: expected a divisor of the sequence, found --seq-len %d", t, s.T);
 }
 
 void require_consistent(const Setup& s) {
@@ -170,11 +191,11 @@ void require_consistent(const Setup& s) {
 // without recomputation and ZeRO, these are all rows. The number changes the order of sums. So it depends on the size
 // of the GPU's memory, but not on what is free of it, nor on --recompute and --zero, which do not change the bits.
 size_t training_head_rows(Setup s, size_t gpu_memory) {
-    s.head_rows = s.N();
+    s.head_rows = s.rows();
     s.recompute = Recompute::NONE;
     s.zero = 0;
-    s.gpus = 1;
-    return s.on_gpu && plan(s).total <= without_margin(gpu_memory) ? s.N() : HEAD_ROWS;
+    s.gpus = s.tensor;
+    return s.on_gpu && plan(s).total <= without_margin(gpu_memory) ? s.rows() : HEAD_ROWS;
 }
 
 // Says if a resumed run has other rows than training_head_rows() returned before, on another GPU for example.
@@ -193,6 +214,8 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, const Memor
                o.attention, precision_of(o)};
     s.master_weights = o.master_weights;
     s.gpus = world.alone() ? std::max(1, o.gpus) : static_cast<int>(world.size);
+    s.tensor = o.tensor_parallel;
+    require_tensor_parallel(s);
     s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
     s.rank = world.rank;
     s.matmul = o.matmul;
@@ -273,9 +296,10 @@ std::string memory_text(const Plan& p, size_t memory) {
 
 // Returns a step's tokens as text, such as "524,288 tokens = 8 micro-batches of 64 x 1024".
 std::string step_text(const Setup& s, long accumulation) {
-    return format("%s tokens = %s%ld micro-batch%s of %d x %d", grouped(accumulation * long(s.N()) * s.gpus).c_str(),
-                  s.gpus > 1 ? format("%d GPUs x ", s.gpus).c_str() : "", accumulation, accumulation > 1 ? "es" : "",
-                  s.B, s.T);
+    const std::string gpus = s.tensor > 1 ? format("%d x %d GPUs x ", s.data(), s.tensor)
+                             : s.gpus > 1 ? format("%d GPUs x ", s.gpus) : "";
+    return format("%s tokens = %s%ld micro-batch%s of %d x %d", grouped(accumulation * long(s.N()) * s.data()).c_str(),
+                  gpus.c_str(), accumulation, accumulation > 1 ? "es" : "", s.B, s.T);
 }
 
 // Prints five lines and, with --verbose, the details.
@@ -291,7 +315,8 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
            grouped(data.train.count()).c_str(), grouped(data.val.count()).c_str());
     const std::string resumed = start.step > 0 ? format(" from step %s on", grouped(start.step + 1).c_str()) : "";
     const std::string matmul = s.matmul == MatmulIn::FLOATX ? "" : ", matmul " + matmul_text(s);
-    const std::string zero = many ? format(", ZeRO %d", s.zero) : "";
+    const std::string tensor = s.tensor > 1 ? format(", tensor parallel %d", s.tensor) : "";
+    const std::string zero = many ? format(", ZeRO %d", s.zero) + tensor : "";
     printf("step       %s; %s steps%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(),
            grouped(o.steps).c_str(), resumed.c_str(), recompute_name(s), matmul.c_str(), zero.c_str());
     printf("memory     %s\n", memory_text(plan(s), memory_now().all).c_str());
@@ -320,9 +345,10 @@ json run_record(const Options& o, const Setup& s) {
              {{"options", describe(o, TRAIN)}, {"model", model}, {"device", device.properties.name},
               {"precision", name_of(FLOATX)}, {"attention", attention_text(s)}, {"matmul", matmul_text(s)},
               {"peak_flops", device.peak_flops}, {"peak_source", device.peak_source},
-              {"flops_per_token", flops_record(s)}, {"gpus", s.gpus}, {"zero", s.zero},
-              {"head_rows", s.logits_rows()}, {"planned_bytes", plan(s).total}, {"cuda_runtime", runtime},
-              {"cuda_driver", driver}, {"nccl", nccl_version()}, {"cublaslt", cublasLtGetVersion()}}}};
+              {"flops_per_token", flops_record(s)}, {"gpus", s.gpus},
+              {"tensor_parallel", s.tensor}, {"zero", s.zero}, {"head_rows", s.logits_rows()},
+              {"planned_bytes", plan(s).total}, {"cuda_runtime", runtime}, {"cuda_driver", driver},
+              {"nccl", nccl_version()}, {"cublaslt", cublasLtGetVersion()}}}};
 }
 
 // ---- a step in time -----------------------------------------------------------------------------
@@ -351,8 +377,8 @@ StepWork step_work(const Setup& s, double flops, double bandwidth) {
     const double head = 6.0 * s.config.vocab * s.config.channels;   // forward and backward
     const double layer = (per_token.model - head) / 3 / y.layers;
     const double again = y.layers > 1 ? (per_token.hardware - per_token.model) / (y.layers - 1) : 0;
-    auto seconds = [&](double of_token) { return of_token * s.N() / flops; };
-    auto sent = [&](size_t g, DType dtype) { return double(y.shard(g)) * (y.gpus - 1) * size_of(dtype); };
+    auto seconds = [&](double of_token) { return of_token * s.rows() / flops; };
+    auto sent = [&](size_t g, DType dtype) { return double(y.shard(g)) * (y.ranks(g) - 1) * size_of(dtype); };
     return {y.layers, s.zero, seconds(layer), seconds(again), seconds(head),
             {sent(0, s.precision), sent(1, s.precision)}, {sent(0, s.grad_dtype), sent(1, s.grad_dtype)}, bandwidth};
 }
@@ -430,8 +456,8 @@ json layout_record(const Options& o, const Setup& s, size_t memory) {
     if (o.bandwidth > 0)
         step = {{"seconds", time.seconds}, {"computing", time.computing}, {"sending", time.bytes / bandwidth},
                 {"exposed", time.seconds - time.computing},   // communication that computation waits for
-                {"tokens_per_s", double(s.N()) * s.gpus * accumulation / time.seconds}};
-    return {{"gpus", s.gpus}, {"zero", s.zero}, {"micro_batch", s.B}, {"accumulation", accumulation},
+                {"tokens_per_s", double(s.N()) * s.data() * accumulation / time.seconds}};
+    return {{"gpus", s.gpus}, {"tensor_parallel", s.tensor}, {"zero", s.zero}, {"micro_batch", s.B}, {"accumulation", accumulation},
             {"recompute", recompute_name(s)}, {"head_rows", s.logits_rows()}, {"bytes", bytes},
             {"state", state_bytes(p)},
             {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s).elements()}, {"fits", p.total <= memory},
@@ -457,7 +483,7 @@ json scan_records(const Options& o, Setup s, size_t memory) {
                 s.B = largest ? 1 : o.micro_batch;
                 if (excluded("--zero", s.gpus > 1 && s.zero != o.zero) || excluded("--recompute", mode != o.recompute))
                     continue;
-                if (o.total_batch % (long(s.N()) * s.gpus) != 0) continue;
+                if (o.total_batch % (long(s.N()) * s.data()) != 0) continue;
                 if (largest) s.B = auto_micro_batch(o, s, memory);
                 s.head_rows = training_head_rows(s, memory);
                 if (plan(s).total > without_margin(memory)) continue;
@@ -486,7 +512,7 @@ json tensor_records(const Setup& s) {
         tensors.push_back({{"name", row.name}, {"category", CATEGORY_NAMES[static_cast<int>(category)]},
                            {"shape", row.shape}, {"copies", row.copies}, {"dtype", dtype}, {"bytes", bytes}});
     };
-    for (const ParameterRow& row : parameter_table(s.config))
+    for (const ParameterRow& row : parameter_table(s))
         add(row, Category::WEIGHTS, name_of(s.precision), row.elements * row.copies * size_of(s.precision));
     Activations nowhere;
     for (const ActivationRow& row : activation_table(nowhere, s)) add(row, row.category, row.dtype, row.bytes());
@@ -590,7 +616,7 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     json layout = record["fits"] ? record : json();   // otherwise the first mode below that fits
     for (const auto& [name, mode] : RECOMPUTE_NAMES) {
         const long most = record["max_micro_batch"][name];
-        const long B = o.total_batch ? largest_divisor(o.total_batch / (long{s.T} * s.gpus), most) : most;
+        const long B = o.total_batch ? largest_divisor(o.total_batch / (long{s.T} * s.data()), most) : most;
         printf("  --recompute %-9s  --micro-batch %ld\n", name, B);
         if (layout.is_null() && B > 0)
             layout = {{"micro_batch", B}, {"recompute", name}, {"gpus", s.gpus}, {"zero", s.zero}};
