@@ -32,8 +32,8 @@ struct ncclUniqueId { char internal[128]; };
 using ncclComm_t = void*;
 constexpr auto ncclAllReduce = [](auto...) { return ncclInvalidUsage; };
 constexpr auto ncclReduceScatter = ncclAllReduce, ncclAllGather = ncclAllReduce, ncclBroadcast = ncclAllReduce,
-               ncclCommInitRank = ncclAllReduce, ncclGetUniqueId = ncclAllReduce, ncclCommDestroy = ncclAllReduce,
-               ncclCommGetAsyncError = ncclAllReduce, ncclGetVersion = ncclAllReduce;
+               ncclCommInitRank = ncclAllReduce, ncclCommSplit = ncclAllReduce, ncclGetUniqueId = ncclAllReduce,
+               ncclCommDestroy = ncclAllReduce, ncclCommGetAsyncError = ncclAllReduce, ncclGetVersion = ncclAllReduce;
 inline const char* ncclGetErrorString(ncclResult_t) { return "this build has no NCCL"; }
 inline const char* ncclGetLastError(ncclComm_t) { return ""; }
 #endif
