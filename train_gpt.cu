@@ -87,13 +87,13 @@ void check(cublasStatus_t status, const char* what) {
 
 // ==== device =================================================================
 // This process's GPU, or its emulation by dev/cpu. `stream` carries all compute, `copies` the transfer of the next
-// batch. cuBLASLt's workspace is part of the memory plan.
+// batch, `tensor` the communication of tensor parallelism. cuBLASLt's workspace is part of the memory plan.
 
 const char* name_of(TensorCores kind) { return TENSOR_CORE_NAMES[static_cast<int>(kind)]; }
 
 struct Device {
     cudaDeviceProp properties;
-    cudaStream_t stream, copies;
+    cudaStream_t stream, copies, tensor = nullptr;
     cublasLtHandle_t matmul;
     void* matmul_workspace = nullptr;
     TensorCores tensor_cores = TensorCores::NONE;

@@ -485,8 +485,8 @@ void connect_groups(size_t size) {
     if (nccl_version() < NCCL_WITH_LAUNCH_ORDER) return;
     int least, greatest;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-    check(cudaStreamCreateWithPriority(&tensor_ranks.stream, cudaStreamNonBlocking, greatest),
-          "cudaStreamCreateWithPriority");
+    check(cudaStreamCreateWithPriority(&device.tensor, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+    tensor_ranks.stream = device.tensor;
 }
 
 // Creates the stream and NCCL's communicators, after the device has been opened. A first collective makes NCCL allocate

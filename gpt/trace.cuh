@@ -131,12 +131,13 @@ Changes live_bytes(const std::vector<Place>& all) {
 
 // ---- writing the trace
 
-enum TraceRow { CPU_ROW, KERNEL_ROW, COPY_ROW, COMMUNICATION_ROW };
+enum TraceRow { CPU_ROW, KERNEL_ROW, COPY_ROW, COMMUNICATION_ROW, TENSOR_ROW };
 constexpr const char* TRACE_ROW_NAMES[] = {"CPU: launches", "stream: kernels", "stream: copies",
-                                           "stream: between GPUs"};
+                                           "stream: between GPUs", "stream: tensor parallelism"};
 
 TraceRow row_of(const Work& w) {
-    return w.stream == device.stream ? KERNEL_ROW : w.stream == device.copies ? COPY_ROW : COMMUNICATION_ROW;
+    return w.stream == device.stream ? KERNEL_ROW : w.stream == device.copies ? COPY_ROW
+           : w.stream == device.tensor ? TENSOR_ROW : COMMUNICATION_ROW;
 }
 
 // Returns the trace event of a bar; times in microseconds.
@@ -163,7 +164,7 @@ void write_trace(const std::string& path, const std::vector<Place>& places, json
     recorder.on = false;
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     json events;
-    for (int row : {CPU_ROW, KERNEL_ROW, COPY_ROW, COMMUNICATION_ROW})
+    for (int row = CPU_ROW; row <= (device.tensor ? TENSOR_ROW : COMMUNICATION_ROW); row++)
         events.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", 1}, {"tid", row},
                           {"args", {{"name", TRACE_ROW_NAMES[row]}}}});
     for (Work& w : recorder.work) {
