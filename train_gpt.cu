@@ -20,13 +20,14 @@
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
 //         V vocabulary, Vp padded vocabulary; inp, out: a layer's input, output; dinp, dout: their gradients.
-//         With tensor parallelism (section "many GPUs"): t GPUs of a tensor group, R = N / t, Ct = C / t; otherwise t = 1.
+//         Tensor parallelism (section "many GPUs"): groups of t GPUs, R = N / t, Ct = C / t; without it t = 1.
 // Layout  row-major; a tensor (B, T, C) is N rows of C; weights are (in, out) as in GPT-2's files.
 // Types   floatX is the type in which weights and activations are stored: BF16, FP16 or FP32 (make PRECISION=...).
 //         Arithmetic is FP32, and matmuls accumulate in FP32. Every reduction has one fixed order, and no kernel uses
 //         floating-point atomics, so the same command gives the same bits.
 // Globals device, activity, recorder (--trace), matmul_plans, world, data_ranks, tensor_ranks (the processes of many
-//         GPUs), bytes_read, and two that signal handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was truncated).
+//         GPUs), bytes_read, and two that signal handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was
+//         truncated).
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -1631,8 +1632,8 @@ void set_adamw(AdamW* settings, const AdamW& values) {
 }
 
 // ==== init ===================================================================
-// out[i] = normal(0, std), a function of the seed and of the element's index in the whole tensor only: independent of the
-// order of threads and of how a tensor is divided among GPUs.
+// out[i] = normal(0, std), a function of the seed and of the element's index in the whole tensor only: independent of
+// the order of threads and of how a tensor is divided among GPUs.
 // source    Steele et al. 2014 (SplitMix64, the hash); Box and Muller 1958 (two uniforms to a normal)
 
 __host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
@@ -1650,7 +1651,8 @@ struct TensorPart {
 };
 
 template <typename T>
-__global__ void init_normal_kernel(T* out, float std, uint64_t seed, size_t begin, TensorPart part, size_t first, size_t n) {
+__global__ void init_normal_kernel(T* out, float std, uint64_t seed, size_t begin, TensorPart part, size_t first,
+                                   size_t n) {
     const Span span = my_span(n);
     for (size_t i = span.begin; i < span.end; i += span.stride)
         for (size_t j = i; j < min(i + PACK, n); j++) {
@@ -2505,9 +2507,9 @@ Grad grad_at(const Model& m, size_t element) {
 // ==== many GPUs ==============================================================
 // Each GPU has one process (rank). gpt/many_gpus.md explains the use.
 //
-// Data parallelism: each rank computes micro-batches of its own, and a step's gradients are sums over ranks. ZeRO shards,
-// in stages, what each rank would otherwise hold whole. states_placement() and its neighbours in "model: memory" decide
-// what.
+// Data parallelism: each rank computes micro-batches of its own, and a step's gradients are sums over ranks. ZeRO
+// shards, in stages, what each rank would otherwise hold whole. states_placement() and its neighbours in "model: memory"
+// decide what.
 //
 //   --zero  sharded            sent by each of R GPUs, in elements per parameter, times (R - 1) / R
 //   0       nothing            2 a step: gradients, summed for all ranks (all-reduce)
@@ -2521,9 +2523,9 @@ Grad grad_at(const Model& m, size_t element) {
 // columns of qkv and fc and rows of attproj and fcproj. Everything else works on R = N / t rows of the residual stream,
 // like a rank of data parallelism with a smaller micro-batch:
 //
-//     rank 0   R rows --ln1--+          +--qkv, attention, attproj: heads 0 ... NH/t - 1 of N rows --+        +-- R rows
-//     rank 1   R rows --ln1--+-gather --+--qkv, attention, attproj: the next NH/t heads of N rows  --+- sum --+-- R rows
-//                        all rows for all ranks             each a summand of all rows        each rank's rows
+//     rank 0   R rows -- ln1 --+          +-- qkv, attention, attproj of heads 0 ... NH/t - 1 --+       +-- R rows
+//     rank 1   R rows -- ln1 --+- gather -+-- qkv, attention, attproj of the next NH/t heads  --+- sum -+-- R rows
+//                              N rows of ln1 for each rank      a summand of N rows from each rank
 //
 // The MLP likewise. gather_rows() is an all-gather, sum_rows() a reduce-scatter; backward replaces each by the other,
 // and gathers ln1 and ln2 again for the gradients of weights. In elements per layer and micro-batch, a rank sends
@@ -2747,10 +2749,10 @@ template <typename T> void init_block(T* block, Placement placement, const Model
         for (size_t l = 0; l < row.copies; l++) {
             const Shard shard = shard_of(m.layout, row, l, placement, m.layout.rank);
             // The vocabulary's padding stays 0.
-            const size_t real = std::min(shard.first + shard.count, row.is_split() ? row.elements : row.file_elements());
+            const size_t real = row.is_split() ? row.elements : row.file_elements();
             if (row.init == Init::ZERO || shard.first >= real) continue;
             T* to = block + shard.at;
-            const size_t n = real - shard.first;
+            const size_t n = std::min(shard.count, real - shard.first);
             const float std = row.init == Init::NORMAL ? INIT_STD : INIT_STD / sqrtf(2.0f * m.config.layers);
             if (row.init == Init::ONE) fill_with(to, 1, n);
             else init_normal(to, std, splitmix64(seed + row.number), l * row.elements * row.part.ranks, row.part,
@@ -3483,8 +3485,8 @@ std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t 
 
 // Continues `tokens` by --sample-tokens tokens, calling show(token) for each until it returns false. The first pass
 // processes all tokens, each later pass only the new one, because qkv caches keys and values (not with --recompute
-// full, nor with tensor parallelism, which divides the rows of a pass among GPUs). When the context is full, the older half is dropped and the rest processed again. The model's buffers hold
-// B = 1 and any T up to setup.T.
+// full, nor with tensor parallelism, which divides the rows of a pass among GPUs). When the context is full, the older
+// half is dropped and the rest processed again. The model's buffers hold B = 1 and any T up to setup.T.
 template <typename Show>
 void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
     const size_t most = std::min(m.setup.T, m.config.context);

@@ -206,8 +206,8 @@ private:
         await_sent(reduced_[slot]);
         clear(whole, y.group(g) * size);
         on_stream("copy shard", device.stream, [&] {
-            check(cudaMemcpyAsync(whole + y.number(g, y.rank) * shard, so_far, shard, cudaMemcpyDeviceToDevice, device.stream),
-                  "cudaMemcpyAsync");
+            check(cudaMemcpyAsync(whole + y.number(g, y.rank) * shard, so_far, shard, cudaMemcpyDeviceToDevice,
+                                  device.stream), "cudaMemcpyAsync");
         }, whole, so_far);
     }
     void reduce(size_t g, size_t slot) override {

@@ -290,7 +290,7 @@ void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns) {
 // ---- GELU's backward
 // dinp = dout * GELU'(inp), with dinp's FP8 copy and the partial column sums of dinp for the gradient of a bias.
 // ONLY_FP8 (fp8-all): dinp is not written in floatX, which nothing reads, but in 8 bits and transposed. That saves
-// writing 2 bytes and reading 3 of each element: the bias's gradient and fp8_transpose would read dinp and its FP8 copy.
+// writing 2 bytes and reading 3 of each element: the bias's gradient and fp8_transpose would read dinp and its copy.
 //
 // shapes    dinp, dout, inp (N,OC) floatX, dinp.transposed (OC,N) | partials (gridDim.y, OC) fp32
 // mapping   a block owns 64 columns and every gridDim.y-th tile of 64 rows; a thread owns a pack of the columns, and

@@ -471,9 +471,8 @@ void connect_groups(size_t size) {
     data_ranks = world;
     if (size == 1) return;
     if (world.of_machine % size != 0 || world.on_machine % size != world.rank % size)
-        throw UserError("--tensor-parallel %zu: expected tensor groups of neighbouring ranks on one machine, found rank "
-                        "%zu as process %zu of %zu on its machine", size, world.rank, world.on_machine,
-                        world.of_machine);
+        throw UserError("--tensor-parallel %zu: expected groups of neighbouring ranks on one machine, found rank %zu as "
+                        "process %zu of %zu on its machine", size, world.rank, world.on_machine, world.of_machine);
     auto split = [](Group& group, size_t color, size_t rank, size_t ranks) {
         group = {nullptr, rank, ranks, world.stream, nullptr};
         check(ncclCommSplit(world.comm, static_cast<int>(color), static_cast<int>(rank), &group.comm, nullptr),
@@ -485,7 +484,8 @@ void connect_groups(size_t size) {
     if (nccl_version() < NCCL_WITH_LAUNCH_ORDER) return;
     int least, greatest;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-    check(cudaStreamCreateWithPriority(&device.tensor, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+    check(cudaStreamCreateWithPriority(&device.tensor, cudaStreamNonBlocking, greatest),
+          "cudaStreamCreateWithPriority");
     tensor_ranks.stream = device.tensor;
 }
 
