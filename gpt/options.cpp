@@ -221,9 +221,10 @@ std::vector<Flag> flag_table(Options& o) {
         or_word("all", o.gpus, ALL_GPUS, number("--gpus", TRAIN | EVAL | PLAN, "N", o.gpus, {1, MAX_GPUS},
                 "--gpus 2 --zero 1", "GPUs of this machine, one process each. On several machines use torchrun, srun "
                 "or mpirun (gpt/many_gpus.md).")),
-        number("--tensor-parallel", TRAIN | EVAL | PLAN, "T", o.tensor_parallel, {1, 128}, "--gpus 2 --tensor-parallel 2",
-               "GPUs that share each micro-batch and each layer: they split heads and channels in the layer and rows "
-               "between layers. They must be on one machine. T must divide --gpus, the heads and the sequence."),
+        number("--tensor-parallel", TRAIN | EVAL | PLAN, "T", o.tensor_parallel, {1, 128},
+               "--gpus 2 --tensor-parallel 2", "GPUs that share each micro-batch and each layer: they split heads and "
+               "channels in the layer and rows between layers. They must be on one machine. T must divide --gpus, the "
+               "heads and the sequence."),
         number("--zero", TRAIN | PLAN, "STAGE", o.zero, {0, 3}, "--gpus 2 --zero 1", "ZeRO stage: 1 shards optimizer "
                "states, 2 also gradients, 3 also parameters. The master weights count as optimizer states."),
         choice("--overlap", TRAIN, o.overlap, {"off", "on"}, "--gpus 2 --overlap off",

@@ -388,10 +388,11 @@ StepWork step_work(const Setup& s, double flops, double bandwidth, double tensor
     auto seconds = [&](double of_token) { return of_token * s.rows() / flops; };
     auto sent = [&](size_t g, DType dtype) { return double(y.shard(g)) * (y.ranks(g) - 1) * size_of(dtype); };
     const double rows = s.rows() * C * (s.tensor - 1) * size_of(s.precision);
+    const double square = 2 * C * C;   // of a matmul with (C,C) weights
     return {y.layers, s.zero, seconds(layer), seconds(again), seconds(head),
             {sent(0, s.precision), sent(1, s.precision)}, {sent(0, s.grad_dtype), sent(1, s.grad_dtype)}, bandwidth,
             rows, tensor_bandwidth, s.recompute == Recompute::FULL ? 3 : 0,
-            seconds(32 * C * C), seconds(8 * C * C), seconds(6 * C * C)};
+            seconds(2 * 8 * square), seconds(4 * square), seconds(3 * square)};
 }
 
 class Timeline : public CommunicationSchedule {
@@ -420,25 +421,26 @@ private:
         for (size_t l = layers_; l-- > 0;) {
             need_weights(1 + l, l);
             begin_gradients(1 + l);
-            if (l + 1 < layers_) {
-                exchange_rows(w_.rows_again);
-                compute(w_.again);
-            }
-            backward_half(w_.mlp, w_.fcw);
-            backward_half(2 * w_.forward - w_.mlp, w_.qkvw);
+            const bool recomputes = l + 1 < layers_;
+            if (w_.rows > 0) backward_in_group(recomputes);
+            else compute((recomputes ? w_.again : 0) + 2 * w_.forward);
             send_gradients(1 + l, which);
         }
         send_gradients(0, which);
     }
-    // The MLP or attention; last: the gradient of its first matmul's weight.
-    void backward_half(double seconds, double last) {
-        exchange_rows(1);   // gathers dres
-        send_rows(1);       // gathers ln2 or ln1
-        compute(seconds - last);
-        await_rows();
-        send_rows(1);       // sums dln
-        compute(last);
-        await_rows();
+    // Recomputes and computes a layer's backward: the MLP, then attention. last: the gradient of fcw, then of qkvw.
+    void backward_in_group(bool recomputes) {
+        if (recomputes) exchange_rows(w_.rows_again);
+        compute(recomputes ? w_.again : 0);
+        for (const auto& [seconds, last] : {std::pair{w_.mlp, w_.fcw}, {2 * w_.forward - w_.mlp, w_.qkvw}}) {
+            exchange_rows(1);   // gathers dres
+            send_rows(1);       // gathers ln2 or ln1
+            compute(seconds - last);
+            await_rows();
+            send_rows(1);       // sums dln
+            compute(last);
+            await_rows();
+        }
     }
     void send_rows(int times) {
         tensor_link_ = std::max(tensor_link_, now_) + times * w_.rows / w_.tensor_bandwidth;
@@ -449,6 +451,7 @@ private:
         now_ = std::max(now_, tensor_link_);
     }
     void exchange_rows(int times) {   // that computation waits for
+        if (w_.rows == 0) return;
         send_rows(times);
         await_rows();
     }

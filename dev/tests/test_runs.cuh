@@ -680,8 +680,8 @@ TEST("runs: plan ends with a command") {
               " --model gpt2-medium --micro-batch 64 --total-batch 524288 --recompute none --grad-dtype bf16");
     same_plan("--layers 3 --gpus 4 --zero 2",
               " --model gpt2 --layers 3 --micro-batch 4 --recompute none --gpus 4 --zero 2");
-    same_plan("--layers 3 --gpus 8 --zero 1 --tensor-parallel 4 --micro-batch 2000",
-              " --model gpt2 --layers 3 --micro-batch 1189 --recompute none --gpus 8 --tensor-parallel 4 --zero 1");
+    same_plan("--layers 3 --gpus 8 --zero 1 --tensor-parallel 4 --micro-batch 3000",
+              " --model gpt2 --layers 3 --micro-batch 2574 --recompute none --gpus 8 --tensor-parallel 4 --zero 1");
     same_plan("--model gpt2-xl --micro-batch 256",
               " --model gpt2-xl --micro-batch 19 --recompute none");
     const Outcome scan = run("plan --scan --model 7b --gpus 8 " + BATCH);
