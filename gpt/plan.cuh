@@ -674,10 +674,9 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     const size_t activations = record["bytes"]["activations"];
     printf("\nactivations of half a percent or more; a layer keeps %.0f bytes per token\n",
            double(record["activation_bytes_per_token_per_layer"]));
-    const auto [none, tensor, sequence] = kept_in_megatron(s);
-    if (s.tensor > 1)
+    if (const auto kept = kept_in_megatron(s); s.tensor > 1)
         printf("  Korthikanti et al. 2022, with dropout and the matrices of naive attention: %.0f without tensor "
-               "parallelism,\n  %.0f with it, %.0f also with sequence parallelism\n", none, tensor, sequence);
+               "parallelism,\n  %.0f with it, %.0f also with sequence parallelism\n", kept[0], kept[1], kept[2]);
     for (const json& tensor : record["tensors"]) {
         const size_t bytes = tensor["bytes"];
         if (tensor["category"] != "activations" || bytes < activations / 200) continue;
