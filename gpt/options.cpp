@@ -239,8 +239,9 @@ std::vector<Flag> flag_table(Options& o) {
                "make PRECISION=fp32, bf16 or fp16."),
         toggle("--scan", PLAN, o.scan,
                "--scan --model 7b --gpus 8 --gpu-memory 80GB --total-batch 524288 --bandwidth 450",
-               "List the layouts that fit, the fastest first. It tries --gpus and the smaller powers of two, each ZeRO "
-               "stage and each --recompute. Needs --total-batch and --bandwidth."),
+               "List the fastest layouts that fit. It tries --gpus and the smaller powers of two, --tensor-parallel 1 "
+               "to 8 (the GPUs of a machine), each ZeRO stage and each --recompute. Needs --total-batch and "
+               "--bandwidth."),
         number("--bandwidth", PLAN, "GB/S", o.bandwidth, {1e-3, 1e6}, "--gpus 8 --gpu-memory 80GB --bandwidth 450",
                "GB/s that each GPU sends, to estimate a step's time. NVLink of an H100: 450; 400 Gb/s InfiniBand: 50."),
         number("--tensor-bandwidth", PLAN, "GB/S", o.tensor_bandwidth, {1e-3, 1e6},

@@ -354,33 +354,45 @@ json run_record(const Options& o, const Setup& s) {
 // ---- a step in time -----------------------------------------------------------------------------
 // Simulates the overlap of computation and communication in the order of CommunicationSchedule (distributed.cuh), which
 // training also uses. Communication begins when all computation before it is done and the link is free. Computation
-// waits for the weights that it needs and for the gradient buffers that it fills.
+// waits for the weights that it needs and for the gradient buffers that it fills. gather_rows() and sum_rows() of
+// tensor parallelism use a link of their own, in the order of forward_block(), recompute_block() and backward_block().
 //
 // assumed  FLOPs run at one sustained rate, independent of micro-batch and communication. Bytes are sent at one
-//          bandwidth, that of a ring's slowest link, without latency. GPUs never wait for each other.
+//          bandwidth on each link, that of a ring's slowest part, without latency; the links do not slow each other
+//          down. Tensor groups are on one machine. Layers of ZeRO and group 0 use the data link, even if all GPUs are
+//          one tensor group. GPUs never wait for each other.
 // omitted  the update, data loading, FLOPs that flops_per_token() does not count, communication of norm and losses
 
-// Times in seconds. Bytes: sent by one GPU of R in a ring all-gather or reduce-scatter, (R - 1) / R of the data.
+// Times in seconds. Bytes: sent by one GPU of R in a ring all-gather or reduce-scatter, (R - 1) / R of the data. The
+// defaults are those without tensor parallelism.
 struct StepWork {
     size_t layers;
     int zero;
     double forward, again, head;       // in a micro-batch: forward of a layer, its recomputation; the head (both ways)
     double weights[2], gradients[2];   // bytes of one all-gather, reduce-scatter: of group 0, of a layer
     double bandwidth;                  // bytes a second
+    double rows = 0, tensor_bandwidth = 1;     // bytes of one gather_rows() or sum_rows(), and bytes a second
+    int rows_again = 0;                        // the number of these in a layer's recomputation
+    double mlp = 0, fcw = 0, qkvw = 0;         // in a layer's backward: the MLP; gradients of fcw and of qkvw
 };
 
-struct StepTime { double seconds = 0, computing = 0, bytes = 0; };
+// bytes: of the data link. waiting: for the tensor link.
+struct StepTime { double seconds = 0, computing = 0, bytes = 0, tensor_bytes = 0, waiting = 0; };
 
-StepWork step_work(const Setup& s, double flops, double bandwidth) {
+StepWork step_work(const Setup& s, double flops, double bandwidth, double tensor_bandwidth) {
     const Layout y = layout_of(s);
     const Flops per_token = flops_per_token(s);
-    const double head = 6.0 * s.config.vocab * s.config.channels;   // forward and backward
+    const double C = s.config.channels, head = 6 * C * s.config.vocab;   // forward and backward
     const double layer = (per_token.model - head) / 3 / y.layers;
     const double again = y.layers > 1 ? (per_token.hardware - per_token.model) / (y.layers - 1) : 0;
     auto seconds = [&](double of_token) { return of_token * s.rows() / flops; };
     auto sent = [&](size_t g, DType dtype) { return double(y.shard(g)) * (y.ranks(g) - 1) * size_of(dtype); };
+    const double rows = s.rows() * C * (s.tensor - 1) * size_of(s.precision);
+    const double square = 2 * C * C;   // of a matmul with (C,C) weights
     return {y.layers, s.zero, seconds(layer), seconds(again), seconds(head),
-            {sent(0, s.precision), sent(1, s.precision)}, {sent(0, s.grad_dtype), sent(1, s.grad_dtype)}, bandwidth};
+            {sent(0, s.precision), sent(1, s.precision)}, {sent(0, s.grad_dtype), sent(1, s.grad_dtype)}, bandwidth,
+            rows, tensor_bandwidth, s.recompute == Recompute::FULL ? 3 : 0,
+            seconds(2 * 8 * square), seconds(4 * square), seconds(3 * square)};
 }
 
 class Timeline : public CommunicationSchedule {
@@ -393,7 +405,7 @@ public:
         for (long i = 1; i <= micro_batches; i++)
             micro_step(i < micro_batches ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
         for (double sent : reduced_) now_ = std::max(now_, sent);
-        return {now_, computing_, bytes_};
+        return {now_, computing_, bytes_, tensor_bytes_, waiting_};
     }
 
 private:
@@ -401,6 +413,7 @@ private:
         need_weights(0, 1);
         for (size_t l = 0; l < layers_; l++) {
             need_weights(1 + l, 2 + l);
+            exchange_rows(4);
             compute(w_.forward);
         }
         begin_gradients(0);
@@ -408,10 +421,39 @@ private:
         for (size_t l = layers_; l-- > 0;) {
             need_weights(1 + l, l);
             begin_gradients(1 + l);
-            compute((l + 1 < layers_ ? w_.again : 0) + 2 * w_.forward);
+            const bool recomputes = l + 1 < layers_;
+            if (w_.rows > 0) backward_in_group(recomputes);
+            else compute((recomputes ? w_.again : 0) + 2 * w_.forward);
             send_gradients(1 + l, which);
         }
         send_gradients(0, which);
+    }
+    // Recomputes and computes a layer's backward: the MLP, then attention. last: the gradient of fcw, then of qkvw.
+    void backward_in_group(bool recomputes) {
+        if (recomputes) exchange_rows(w_.rows_again);
+        compute(recomputes ? w_.again : 0);
+        for (const auto& [seconds, last] : {std::pair{w_.mlp, w_.fcw}, {2 * w_.forward - w_.mlp, w_.qkvw}}) {
+            exchange_rows(1);   // gathers dres
+            send_rows(1);       // gathers ln2 or ln1
+            compute(seconds - last);
+            await_rows();
+            send_rows(1);       // sums dln
+            compute(last);
+            await_rows();
+        }
+    }
+    void send_rows(int times) {
+        tensor_link_ = std::max(tensor_link_, now_) + times * w_.rows / w_.tensor_bandwidth;
+        tensor_bytes_ += times * w_.rows;
+    }
+    void await_rows() {
+        waiting_ += std::max(0.0, tensor_link_ - now_);
+        now_ = std::max(now_, tensor_link_);
+    }
+    void exchange_rows(int times) {   // that computation waits for
+        if (w_.rows == 0) return;
+        send_rows(times);
+        await_rows();
     }
     void compute(double seconds) {
         now_ += seconds;
@@ -427,8 +469,8 @@ private:
     void reduce(size_t g, size_t slot) override { send(reduced_[slot], (zero_ == 0 ? 2 : 1) * w_.gradients[g > 0]); }
 
     const StepWork& w_;
-    double now_ = 0, link_ = 0;   // when GPU and link become idle
-    double computing_ = 0, bytes_ = 0;
+    double now_ = 0, link_ = 0, tensor_link_ = 0;   // when GPU and links become idle
+    double computing_ = 0, bytes_ = 0, tensor_bytes_ = 0, waiting_ = 0;
     std::vector<double> gathered_, reduced_;   // by slot: when its last communication ends
 };
 
@@ -450,38 +492,49 @@ json layout_record(const Options& o, const Setup& s, size_t memory) {
     const Plan p = plan(s);
     const long accumulation = accumulation_steps(o, s);
     const double bandwidth = o.bandwidth > 0 ? o.bandwidth * 1e9 : INFINITY;
-    const StepTime time = Timeline(step_work(s, flops_of(o), bandwidth)).run(accumulation);
+    const double tensor_bandwidth = o.tensor_bandwidth * 1e9;
+    const StepTime time = Timeline(step_work(s, flops_of(o), bandwidth, tensor_bandwidth)).run(accumulation);
     json bytes = bytes_record(p), step;
     bytes["total"] = p.total;
     if (o.bandwidth > 0)
         step = {{"seconds", time.seconds}, {"computing", time.computing}, {"sending", time.bytes / bandwidth},
+                {"tensor_sending", time.tensor_bytes / tensor_bandwidth},
                 {"exposed", time.seconds - time.computing},   // communication that computation waits for
+                {"tensor_exposed", time.waiting},
                 {"tokens_per_s", double(s.N()) * s.data() * accumulation / time.seconds}};
-    return {{"gpus", s.gpus}, {"tensor_parallel", s.tensor}, {"zero", s.zero}, {"micro_batch", s.B}, {"accumulation", accumulation},
-            {"recompute", recompute_name(s)}, {"head_rows", s.logits_rows()}, {"bytes", bytes},
-            {"state", state_bytes(p)},
-            {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s).elements()}, {"fits", p.total <= memory},
-            {"bytes_sent", time.bytes}, {"step", step}};
+    return {{"gpus", s.gpus}, {"tensor_parallel", s.tensor}, {"zero", s.zero}, {"micro_batch", s.B},
+            {"accumulation", accumulation}, {"recompute", recompute_name(s)}, {"head_rows", s.logits_rows()},
+            {"bytes", bytes}, {"state", state_bytes(p)},
+            {"bytes_per_parameter", double(state_bytes(p)) / layout_of(s.config, s.gpus).elements()},
+            {"fits", p.total <= memory},
+            {"bytes_sent", time.bytes + time.tensor_bytes}, {"tensor_bytes_sent", time.tensor_bytes}, {"step", step}};
 }
 
 // plan --scan: returns, for --gpus and each power of two below, the layouts that fit with a margin, fastest first. A
-// layout is a stage of ZeRO and a recomputation mode with the largest micro-batch; --zero, --recompute and
-// --micro-batch stay fixed if given. Layouts whose times differ by rounding only are sorted by recomputation, then by
-// bytes sent.
+// layout is a size of tensor groups, a stage of ZeRO and a recomputation mode with the largest micro-batch;
+// --tensor-parallel, --zero, --recompute and --micro-batch stay fixed if given. Tensor groups have at most 8 GPUs,
+// those of one machine. Layouts whose times differ by rounding only are sorted by recomputation, then by bytes sent.
 json scan_records(const Options& o, Setup s, size_t memory) {
     auto excluded = [&](const char* flag, bool differs) { return o.given.count(flag) && differs; };
     const bool largest = o.micro_batch == AUTO;
     const int most = s.gpus;
-    json all = json::array();
-    for (int below = 1; below < 2 * most; below *= 2) {
-        s.gpus = std::min(below, most);
-        std::multimap<std::tuple<long long, int, double>, json> sorted;
-        for (s.zero = 0; s.zero <= (s.gpus > 1 ? last_stage(s) : 0); s.zero++)
+    std::vector<std::array<int, 2>> grids;   // GPUs, and GPUs in a tensor group
+    std::vector<int> tensors = {1, 2, 4, 8};
+    if (o.given.count("--tensor-parallel")) tensors = {o.tensor_parallel};
+    for (int below = 1; below < 2 * most; below *= 2)
+        for (const int t : tensors)
+            if (std::min(below, most) % t == 0 && s.config.heads % t == 0 && s.T % t == 0)
+                grids.push_back({std::min(below, most), t});
+    std::multimap<std::tuple<int, long long, int, double>, json> sorted;
+    for (const auto& [gpus, tensor] : grids) {
+        s.gpus = gpus;
+        s.tensor = tensor;
+        for (s.zero = 0; s.zero <= (gpus > 1 ? last_stage(s) : 0); s.zero++)
             for (const auto& [name, mode] : RECOMPUTE_NAMES) {
                 s.recompute = mode;
                 s.head_rows = HEAD_ROWS;
                 s.B = largest ? 1 : o.micro_batch;
-                if (excluded("--zero", s.gpus > 1 && s.zero != o.zero) || excluded("--recompute", mode != o.recompute))
+                if (excluded("--zero", gpus > 1 && s.zero != o.zero) || excluded("--recompute", mode != o.recompute))
                     continue;
                 if (o.total_batch % (long(s.N()) * s.data()) != 0) continue;
                 if (largest) s.B = auto_micro_batch(o, s, memory);
@@ -489,10 +542,11 @@ json scan_records(const Options& o, Setup s, size_t memory) {
                 if (plan(s).total > without_margin(memory)) continue;
                 const json record = layout_record(o, s, memory);
                 const double time = std::log(double(record["step"]["seconds"])), sent = record["bytes_sent"];
-                sorted.emplace(std::tuple{std::llround(1e6 * time), int(mode), sent}, record);
+                sorted.emplace(std::tuple{gpus, std::llround(1e6 * time), int(mode), sent}, record);
             }
-        for (const auto& [order, record] : sorted) all.push_back(record);
     }
+    json all = json::array();
+    for (const auto& [order, record] : sorted) all.push_back(record);
     return all;
 }
 
@@ -504,6 +558,13 @@ size_t kept_bytes_per_layer(Setup s) {
     for (const ActivationRow& row : activation_table(nowhere, s))
         if (row.category == Category::ACTIVATIONS && row.copies == 2) kept += row.copy_bytes();
     return kept;
+}
+
+// Returns the same for the layers of Korthikanti et al. 2022, table 2, in bytes per token: without parallelism, with
+// tensor parallelism, and with sequence parallelism too. They keep dropout masks and matrices of naive attention.
+std::array<double, 3> kept_in_megatron(const Setup& s) {
+    const double C = s.config.channels, t = s.tensor, scores = 5.0 * s.config.heads * s.T / C;
+    return {C * (34 + scores), C * (10 + (24 + scores) / t), C * (34 + scores) / t};
 }
 
 json tensor_records(const Setup& s) {
@@ -538,17 +599,20 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
     return record;
 }
 
-// Prints a row for each layout; -> marks the first, and so the fastest, of each number of GPUs.
+// Prints rows for the fastest layouts of each number of GPUs; -> marks the first.
 void print_layouts(const json& layouts) {
-    printf("\n    GPUs  ZeRO  micro-batch  accumulated  recompute       state     buffers       total    step ms"
-           "  exposed      tok/s\n");
-    int gpus = 0;
+    constexpr int MOST = 12;
+    printf("\n    GPUs  tensor  ZeRO  micro-batch  accumulated  recompute      state    buffers      total   step ms"
+           "  exposed    tok/s\n");
+    int gpus = 0, printed = 0;
     for (const json& c : layouts) {
+        printed = c["gpus"] == gpus ? printed + 1 : 1;
+        if (printed > MOST) continue;
         const std::string recompute = c["recompute"];
         const json &bytes = c["bytes"], &step = c["step"];
-        printf("%s %5d  %4d  %11d  %11ld  %-9s  %10s  %10s  %10s  %9.1f  %5.1f %%  %9s\n",
-               c["gpus"] == gpus ? "  " : "->", int(c["gpus"]), int(c["zero"]), int(c["micro_batch"]),
-               long(c["accumulation"]), recompute.c_str(), size_text(c["state"]).c_str(),
+        printf("%s %5d  %6d  %4d  %11d  %11ld  %-9s  %9s  %9s  %9s  %8.1f  %5.1f %%  %7s\n",
+               c["gpus"] == gpus ? "  " : "->", int(c["gpus"]), int(c["tensor_parallel"]), int(c["zero"]),
+               int(c["micro_batch"]), long(c["accumulation"]), recompute.c_str(), size_text(c["state"]).c_str(),
                size_text(bytes["buffers"]).c_str(), size_text(bytes["total"]).c_str(), 1e3 * double(step["seconds"]),
                100 * double(step["exposed"]) / double(step["seconds"]), short_number(step["tokens_per_s"]).c_str());
         gpus = c["gpus"];
@@ -565,6 +629,7 @@ void print_train_command(Options o, const Setup& s, const json& layout) {
         values["--gpus"] = layout["gpus"];
         values["--zero"] = layout["zero"];
     }
+    if (layout["tensor_parallel"] > 1) values["--tensor-parallel"] = layout["tensor_parallel"];
     std::string command = s.precision == FLOATX ? "" : format("make PRECISION=%s && ", name_of(s.precision));
     command += shell_word(program_invocation_name);
     for (const Flag& flag : flag_table(o)) {
@@ -583,11 +648,16 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     printf("step       %s\n", step_text(s, record["accumulation"]).c_str());
     printf("formats    %s, gradients %s, recompute %s, attention %s, matmul %s\n", name_of(s.precision),
            name_of(s.grad_dtype), recompute_name(s), attention_name(s), matmul.c_str());
-    if (s.gpus > 1 && !o.scan)
-        printf("sent       %s a step by each GPU\n", size_text(double(record["bytes_sent"])).c_str());
+    if (s.gpus > 1 && !o.scan) {
+        const std::string tensor = s.tensor == 1 ? "" : format(", %s of it in its tensor group",
+                                                               size_text(double(record["tensor_bytes_sent"])).c_str());
+        printf("sent       %s a step by each GPU%s\n", size_text(double(record["bytes_sent"])).c_str(), tensor.c_str());
+    }
     if (o.bandwidth > 0) {
-        printf("times      estimates for GPUs that compute %g TFLOP/s%s and send %g GB/s\n", flops_of(o) / 1e12,
-               o.flops > 0 ? "" : " (assumed; --flops)", o.bandwidth);
+        const bool groups = s.tensor > 1 || (o.scan && s.gpus > 1);
+        printf("times      estimates for GPUs that compute %g TFLOP/s%s and send %g GB/s%s\n", flops_of(o) / 1e12,
+               o.flops > 0 ? "" : " (assumed; --flops)", o.bandwidth,
+               groups ? format(", in a tensor group %g GB/s", o.tensor_bandwidth).c_str() : "");
         print_layouts(o.scan ? record["scan"] : json::array({record}));
     }
     if (o.scan) {   // the fastest layout of the largest number of GPUs
@@ -604,6 +674,9 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     const size_t activations = record["bytes"]["activations"];
     printf("\nactivations of half a percent or more; a layer keeps %.0f bytes per token\n",
            double(record["activation_bytes_per_token_per_layer"]));
+    if (const auto kept = kept_in_megatron(s); s.tensor > 1)
+        printf("  Korthikanti et al. 2022, with dropout and the matrices of naive attention: %.0f without tensor "
+               "parallelism,\n  %.0f with it, %.0f also with sequence parallelism\n", kept[0], kept[1], kept[2]);
     for (const json& tensor : record["tensors"]) {
         const size_t bytes = tensor["bytes"];
         if (tensor["category"] != "activations" || bytes < activations / 200) continue;
@@ -619,7 +692,8 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
         const long B = o.total_batch ? largest_divisor(o.total_batch / (long{s.T} * s.data()), most) : most;
         printf("  --recompute %-9s  --micro-batch %ld\n", name, B);
         if (layout.is_null() && B > 0)
-            layout = {{"micro_batch", B}, {"recompute", name}, {"gpus", s.gpus}, {"zero", s.zero}};
+            layout = {{"micro_batch", B}, {"recompute", name}, {"gpus", s.gpus}, {"zero", s.zero},
+                      {"tensor_parallel", s.tensor}};
     }
     if (!layout.is_null()) print_train_command(o, s, layout);
 }

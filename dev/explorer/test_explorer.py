@@ -58,6 +58,7 @@ def random_setting(models, rng):
             "precision": rng.choice(["bf16", "bf16", "fp16", "fp32"]), "grads": rng.choice(["fp32", "bf16", "fp16"]),
             "matmul": rng.choice(["plain", "fp8", "fp8-all"]), "attention": rng.choice(["flash", "naive"]),
             "recompute": rng.choice(["none", "selective", "full"]), "zero": rng.randrange(4),
+            "tensor": rng.choice([1, 1, 2, 4]),
             "gigabytes": rng.choice(["0.5", "8", "22.5", "24", "80", "94.123456789", "192", "100000"])}
     if rng.random() < 0.4:
         heads, head_size = rng.choice([1, 2, 3, 5, 8, 12, 25, 64, 200]), rng.choice(range(16, 129, 16))
@@ -87,12 +88,19 @@ CORNERS = {
        for zero, grads in enumerate(("fp32", "bf16", "fp32", "fp32"))},
     "65536 GPUs, ZeRO 3, small layers": dict(layers=1, heads=1, channels=16, vocab=1, gpus=65536, zero=3),
     "3 GPUs, ZeRO 2, 2 layers, fp32": dict(layers=2, gpus=3, zero=2, precision="fp32"),
+    **{f"tensor parallelism {tensor}, {recompute}, {matmul}":
+       dict(model="7b", gpus=4, tensor=tensor, zero=zero, microbatch=1, recompute=recompute, matmul=matmul)
+       for tensor, zero in ((1, 1), (2, 2), (4, 0))
+       for recompute, matmul in (("none", "fp8-all"), ("selective", "fp8"), ("full", "plain"))},
+    "64 GPUs, ZeRO 3, tensor parallelism 8, naive": dict(model="70b", gpus=64, zero=3, tensor=8, attention="naive"),
+    "tensor parallelism 5, fp32": dict(model="gpt2-xl", gpus=15, seqlen=1000, tensor=5, zero=1, precision="fp32"),
 }
 REJECTED = [dict(heads=64), dict(heads=4), dict(heads=7), dict(heads=1.5), dict(layers=0), dict(layers=1025),
             dict(channels=65552, heads=4097), dict(vocab=4194305), dict(seqlen=4194305, microbatch=1),
             dict(matmul="fp8-all", seqlen=17, microbatch=1), dict(microbatch=0), dict(microbatch=32769),
             dict(seqlen=65536, microbatch=32768), dict(gpus=0), dict(gpus=2.5), dict(gpus=65537),
-            dict(gigabytes=0)]
+            dict(gpus=4, tensor=3), dict(gpus=5, tensor=5), dict(gpus=4, tensor=4, seqlen=1022),
+            dict(tensor=2), dict(gpus=128, tensor=0), dict(gpus=129, tensor=129), dict(gigabytes=0)]
 
 
 # ---- comparisons: each yields its error messages
@@ -178,7 +186,7 @@ def presets(page, train_gpt, models):
     message = run_plan(train_gpt, "./train_gpt plan --model ?")[2]
     if f"expected one of {', '.join(models)}" not in message:
         yield f"the page has {models}; {message}"
-    for name, exponent in (("seqlen", 7), ("microbatch", 3), ("gpus", 5)):
+    for name, exponent in (("seqlen", 7), ("microbatch", 3), ("gpus", 5), ("tensor", 2)):
         page.fill(f"#{name}-slider", str(exponent))
         if page.input_value(f"#{name}") != str(2**exponent):
             yield f"the slider of {name} at 2^{exponent} sets {page.input_value(f'#{name}')}"

@@ -1,5 +1,5 @@
-// Tests of memory and time that `plan` predicts: bytes per parameter, closed forms, ZeRO stages, the timeline of a step
-// on many GPUs. Included by test_gpt.cu.
+// Tests of memory and time that `plan` predicts: bytes per parameter, closed forms, ZeRO stages, tensor parallelism,
+// the timeline of a step on many GPUs. Included by test_gpt.cu.
 #pragma once
 
 // Returns the setup of a --model, as `plan` makes it.
@@ -111,9 +111,14 @@ TEST("plan: rows of the head") {
 }
 
 // Steps small enough to compute by hand: the comments give the time at which each task ends. In brackets: communication
-// of gradients G and weights W of a group (0: common parameters, 1...: layers).
+// of gradients G and weights W of a group (0: common parameters, 1...: layers), and of rows in a tensor group.
 TEST("plan: timeline") {
-    struct Case { const char* what; StepWork work; long micro_batches; double seconds, computing, bytes; };
+    struct Case {
+        const char* what;
+        StepWork work;
+        long micro_batches;
+        double seconds, computing, bytes, tensor_bytes = 0, waiting = 0;
+    };
     const Case CASES[] = {
         // forward to 20, head to 40, backward to 60 [2 G2 to 68], backward to 80 [2 G1 to 88, 2 G0 to 94]
         {"ZeRO 0 all-reduces gradients during backward", {2, 0, 10, 0, 20, {1, 2}, {3, 4}, 1}, 1, 94, 80, 22},
@@ -136,29 +141,40 @@ TEST("plan: timeline") {
          100},
         // [W0 to 2, W1 to 6] forward to 7, head to 9, backward to 11 [G1 to 19, G0 to 25]; forward to 12, and the head
         // waits for G0's buffer: from 25 to 27, backward to 29 [G1 to 37, G0 to 43]
-        {"backward waits for a free gradient buffer", {1, 2, 1, 0, 2, {1, 2}, {3, 4}, 0.5}, 2, 43, 10, 17}};
+        {"backward waits for a free gradient buffer", {1, 2, 1, 0, 2, {1, 2}, {3, 4}, 0.5}, 2, 43, 10, 17},
+        // Rows take 4 each. Forward, 4 times rows in each layer, to 26, 52, head to 72. Backward: dres to 76 [ln2 to
+        // 80] MLP to 85 [dln to 89] fcw to 88; dres from 89 to 93 [ln1 to 97] attention to 100 [dln to 104] qkvw to
+        // 101; at 104 [2 G2 to 112] 3 times rows to 116, again to 121, backward to 153 [2 G1 to 161, 2 G0 to 167]
+        {"matmuls of backward overlap transfers in tensor groups",
+         {2, 0, 10, 5, 20, {1, 2}, {3, 4}, 1, 2, 0.5, 3, 12, 3, 1}, 1, 167, 85, 22, 46, 68}};
     for (const Case& c : CASES) {
         const StepTime t = Timeline(c.work).run(c.micro_batches);
-        expect(t.seconds == c.seconds && t.computing == c.computing && t.bytes == c.bytes,
+        expect(t.seconds == c.seconds && t.computing == c.computing && t.bytes == c.bytes &&
+                   t.tensor_bytes == c.tensor_bytes && t.waiting == c.waiting,
                std::string("timeline as computed by hand: ") + c.what,
-               format("%g s, %g computing, %g bytes", t.seconds, t.computing, t.bytes));
+               format("%g s, %g computing, %g + %g bytes, %g waiting", t.seconds, t.computing, t.bytes, t.tensor_bytes,
+                      t.waiting));
     }
     bool bounds = true;
     for (uint64_t i = 0; i < 2000; i++) {
         auto draw = [&, at = 0](uint64_t most) mutable { return 1.0 * (splitmix64(splitmix64(i) + at++) % most); };
         const size_t layers = 1 + size_t(draw(7));
-        const StepWork w = {layers, int(draw(4)), 1 + draw(9), draw(5), draw(30), {draw(20), draw(20)},
-                            {draw(20), draw(20)}, 0.25 * (1 + draw(40))};
+        StepWork w = {layers, int(draw(4)), 1 + draw(9), draw(5), draw(30), {draw(20), draw(20)},
+                      {draw(20), draw(20)}, 0.25 * (1 + draw(40)), draw(4), 0.25 * (1 + draw(40)), int(draw(4))};
+        w.mlp = w.forward * draw(8) / 4;
+        w.fcw = w.mlp * draw(4) / 4;
+        w.qkvw = (2 * w.forward - w.mlp) * draw(4) / 4;
         const long A = 1 + long(draw(12));
         const StepTime all = Timeline(w).run(A);
-        auto near = [&](double a, double b) { return std::abs(a - b) <= 1e-9 * (all.seconds + all.bytes); };
+        auto near = [&](double a, double b) { return std::abs(a - b) <= 1e-9 * all.seconds; };
         const double computing = A * (3 * w.forward * w.layers + w.again * (w.layers - 1) + w.head);
-        const double communication = all.bytes / w.bandwidth;
+        const double communication = all.bytes / w.bandwidth, of_rows = all.tensor_bytes / w.tensor_bandwidth;
         bounds = bounds && near(all.computing, computing) &&
-                 all.seconds >= std::max(computing, communication) - 1e-9 &&
-                 all.seconds <= computing + communication + 1e-9;
+                 all.seconds >= std::max({computing, communication, of_rows}) - 1e-9 &&
+                 all.seconds <= computing + communication + of_rows + 1e-9;
     }
-    expect(bounds, "2000 random steps take at least the larger of compute and communication time, at most their sum");
+    expect(bounds,
+           "2000 random steps take at least the largest of compute time and each link's time, at most their sum");
 }
 
 // ZeRO 3 buffers two layers of weights. It gathers the other L - 2 again in backward and in each further forward.
@@ -174,7 +190,7 @@ TEST("plan: communication volume") {
             const double gathers = y.common + y.layer * (L + (L - 2) + (A - 1) * 2 * (L - 2));
             const double volume[] = {2 * 4 * P, 4 * P + 2 * P, 4 * P * A + 2 * P, 4 * P * A + 2 * gathers};
             for (s.zero = 0; s.zero <= 3; s.zero++) {
-                const StepTime t = Timeline(step_work(s, 1e12, 1e9)).run(6);
+                const StepTime t = Timeline(step_work(s, 1e12, 1e9, 1e9)).run(6);
                 bytes = bytes && std::abs(t.bytes - volume[s.zero] * others) <= 1e-12 * volume[s.zero];
                 const double computing = flops_per_token(s).hardware * s.N() * 6 / 1e12;
                 flops = flops && std::abs(t.computing - computing) <= 1e-12 * computing;
@@ -183,4 +199,42 @@ TEST("plan: communication volume") {
     expect(bytes, "a rank sends (R - 1) / R times 2 G (ZeRO 0), G + W (1), A G + W (2), A G + W and each repeated "
                   "gather (3); G, W: bytes of gradients, weights; A micro-batches, R ranks");
     expect(flops, "compute time is that of the hardware FLOPs of all micro-batches");
+}
+
+// 8 GPUs in tensor groups of t: G = 8, R = 8 / t. The sizes need no padding.
+TEST("plan: tensor parallelism") {
+    bool kept = true, once = true, state = true, bytes = true, flops = true;
+    for (const size_t t : {1, 2, 4})
+        for (const auto& [name, mode] : RECOMPUTE_NAMES) {
+            Setup s = planned("7b", 2, 1024, DType::BF16, DType::BF16, 8, 1);
+            s.tensor = t;
+            s.recompute = mode;
+            const size_t N = 2048, C = 4096, NH = 32, L = 32, G = 8, R = G / t, A = 6, Vp = s.config.padded_vocab();
+            const size_t per_token[] = {32 * C + 16 + 4 * NH, 20 * C + 4 * NH, 2 * C};
+            kept = kept && kept_bytes_per_layer(s) == N * per_token[int(mode)] / t;
+            const size_t dropped[] = {0, 12 * C + 16, 30 * C + 16 + 4 * NH};   // one copy instead of one for each layer
+            const size_t last = N * (8 + 4 + 2 * Vp + 4 * NH) / t;   // statistics, losses, logits; att_d
+            const size_t planned_bytes = plan(s).bytes[static_cast<int>(Category::ACTIVATIONS)];
+            once = once && planned_bytes == L * kept_bytes_per_layer(s) + N * dropped[int(mode)] / t +
+                                                (t > 1 ? 8 : 4) * N * C + 20 * N * C / t + last;
+            const size_t P0 = Vp * C + s.config.context * C + L * 6 * C + 2 * C, Pc = L * (12 * C * C + 7 * C) / t;
+            state = state && state_bytes(plan(s)) == 4 * (P0 + Pc) + 12 * (P0 / G + Pc / R);
+            const StepTime time = Timeline(step_work(s, 1e12, 1e9, 1e9)).run(A);
+            const size_t of_rows = 10 * L + (mode == Recompute::FULL ? 3 * (L - 1) : 0);
+            bytes = bytes && time.tensor_bytes == A * of_rows * N * C * 2 * (t - 1) / t &&
+                    time.bytes == 2 * 2 * (P0 / G * (G - 1) + Pc / R * (R - 1));
+            const double computing = flops_per_token(s).hardware * N / t * A / 1e12;
+            flops = flops && std::abs(time.computing - computing) <= 1e-12 * computing;
+        }
+    expect(kept, "tensor ranks each keep 1 / t of 32 C + 16 + 4 NH, 20 C + 4 NH or 2 C bytes per token and layer");
+    expect(once, "tensor ranks hold once 8 N C + 20 N C / t bytes and 1 / t of the head");
+    expect(state, "ZeRO 1 in tensor groups: 4 (P0 + Pc) + 12 (P0 / G + Pc / R) bytes of state");
+    expect(bytes, "a tensor rank sends (t - 1) / t of 10 N C elements per layer and micro-batch, and of 3 N C for each "
+                  "recomputed layer; on the data link group 0 over all ranks, layers over G / t");
+    expect(flops, "tensor ranks divide the compute time of a micro-batch");
+    Setup s = planned("7b", 1, 2048, DType::BF16, DType::BF16, 8);   // GPT-3's 175 billion: 5 a s / h = 80
+    s.config = {96, 96, 12288, 2048, 51200};
+    s.tensor = 8;
+    expect(kept_in_megatron(s) == std::array<double, 3>{114 * 12288, 23 * 12288, 14.25 * 12288},
+           "activations of Korthikanti et al. for GPT-3: 114 h; 8 tensor ranks: 23 h, with sequence split 14.25 h");
 }

@@ -680,15 +680,19 @@ TEST("runs: plan ends with a command") {
               " --model gpt2-medium --micro-batch 64 --total-batch 524288 --recompute none --grad-dtype bf16");
     same_plan("--layers 3 --gpus 4 --zero 2",
               " --model gpt2 --layers 3 --micro-batch 4 --recompute none --gpus 4 --zero 2");
+    same_plan("--layers 3 --gpus 8 --zero 1 --tensor-parallel 4 --micro-batch 3000",
+              " --model gpt2 --layers 3 --micro-batch 2574 --recompute none --gpus 8 --tensor-parallel 4 --zero 1");
     same_plan("--model gpt2-xl --micro-batch 256",
               " --model gpt2-xl --micro-batch 19 --recompute none");
     const Outcome scan = run("plan --scan --model 7b --gpus 8 " + BATCH);
     const std::string first = scan.out.substr(scan.out.rfind("\n->     8"));
-    int zero, micro_batch;
+    int tensor, zero, micro_batch;
     char mode[16];
-    const bool right = sscanf(first.c_str(), "\n-> 8 %d %d %*d %15s", &zero, &micro_batch, mode) == 3;
-    expect_run(right && contains(scan.out, format(" --micro-batch %d --total-batch 4194304 --recompute %s --gpus 8 "
-                                                  "--zero %d --data PATTERN\n", micro_batch, mode, zero)),
+    const bool right = sscanf(first.c_str(), "\n-> 8 %d %d %d %*d %15s", &tensor, &zero, &micro_batch, mode) == 4;
+    const std::string groups = tensor > 1 ? format(" --tensor-parallel %d", tensor) : "";
+    expect_run(right && contains(scan.out, format(" --micro-batch %d --total-batch 4194304 --recompute %s --gpus 8%s "
+                                                  "--zero %d --data PATTERN\n", micro_batch, mode, groups.c_str(),
+                                                  zero)),
                "plan --scan: ends with the command of the fastest layout", scan);
 }
 
@@ -703,14 +707,30 @@ TEST("runs: plan of many GPUs") {
     expect_run(right, "plan --gpus --json prints the documented keys", outcome, silent.err);
     if (!right) return;
     Setup s = planned("7b", 2, 2048, DType::BF16, DType::BF16, 64, 2);
-    const StepTime t = Timeline(step_work(s, 300e12, 50e9)).run(16);
+    const StepTime t = Timeline(step_work(s, 300e12, 50e9, 300e9)).run(16);
     expect_run(record["bytes"]["total"] == plan(s).total && record["bytes_sent"] == t.bytes &&
                    record["step"]["seconds"] == t.seconds,
                "plan --gpus: memory, communication and time are those of plan() and Timeline", outcome);
     expect_run(other["step"].is_null() && double(other["bytes_sent"]) > 0,
                "plan --gpus: without --bandwidth bytes are printed, and no time", silent);
-    expect_run(contains(table.out, "\n->    64     2 ") && contains(table.out, " --gpus 64 --zero 2 --data PATTERN\n"),
+    expect_run(contains(table.out, "\n->    64       1     2 ") &&
+                   contains(table.out, " --gpus 64 --zero 2 --data PATTERN\n"),
                "plan --gpus: the table marks the given layout, and a command line follows it", table);
+    const std::string more = " --tensor-parallel 4 --tensor-bandwidth 100";
+    const Outcome outcome4 = run(command + more + " --json"), table4 = run(command + more);
+    const json groups = json::parse(outcome4.out, nullptr, false);
+    s.tensor = 4;
+    const StepTime t4 = Timeline(step_work(s, 300e12, 50e9, 100e9)).run(64);
+    expect_run(groups.is_object() && groups["bytes"]["total"] == plan(s).total &&
+                   groups["bytes_sent"] == t4.bytes + t4.tensor_bytes &&
+                   groups["tensor_bytes_sent"] == t4.tensor_bytes && groups["step"]["seconds"] == t4.seconds &&
+                   groups["step"]["tensor_exposed"] == t4.waiting &&
+                   groups["step"]["tensor_sending"] == t4.tensor_bytes / 100e9,
+               "plan --tensor-parallel: memory, bytes and time are those of plan() and Timeline", outcome4);
+    expect_run(contains(table4.out, " of it in its tensor group\n") &&
+                   contains(table4.out, "in a tensor group 100 GB/s") &&
+                   contains(table4.out, "64 --tensor-parallel 4 --zero 2 --data"),
+               "plan --tensor-parallel: prints the bytes of the tensor group and a command", table4);
 }
 
 TEST("runs: plan --scan") {
@@ -718,17 +738,18 @@ TEST("runs: plan --scan") {
         return json::parse(run("plan --scan --json " + BATCH + command).out, nullptr, false)["scan"];
     };
     const json layouts = scan("--model 7b --gpus 32");
-    std::set<std::tuple<int, int, std::string>> listed;
+    std::set<std::tuple<int, int, int, std::string>> listed;
     bool sorted = true, exact = true, complete = true;
     const json* before = nullptr;
     for (const json& one : layouts) {
         Setup s = planned("7b", one["micro_batch"], 2048, DType::BF16, DType::FP32, one["gpus"], one["zero"]);
+        s.tensor = one["tensor_parallel"];
         for (const auto& [name, mode] : RECOMPUTE_NAMES)
             if (one["recompute"] == name) s.recompute = mode;
-        listed.emplace(s.gpus, s.zero, one["recompute"]);
+        listed.emplace(s.gpus, s.tensor, s.zero, one["recompute"]);
         const long A = one["accumulation"];
-        exact = exact && one["bytes"]["total"] == plan(s).total && A * s.N() * s.gpus == 4194304 &&
-                one["step"]["seconds"] == Timeline(step_work(s, 400e12, 50e9)).run(A).seconds;
+        exact = exact && one["bytes"]["total"] == plan(s).total && A * s.N() * s.data() == 4194304 &&
+                one["step"]["seconds"] == Timeline(step_work(s, 400e12, 50e9, 300e9)).run(A).seconds;
         const bool same = before && (*before)["gpus"] == s.gpus;
         sorted = sorted && (!same || (*before)["step"]["seconds"] <= double(one["step"]["seconds"]) * (1 + 2e-6));
         complete = complete && plan(s).total <= size_t(80e9 * 0.95);
@@ -737,22 +758,29 @@ TEST("runs: plan --scan") {
         before = &one;
     }
     for (int gpus = 1; gpus <= 32; gpus *= 2)
-        for (int zero = 0; zero <= (gpus > 1 ? 3 : 0); zero++)
+        for (int i = 0; i < 4 * (gpus > 1 ? 4 : 1); i++)
             for (const auto& [name, mode] : RECOMPUTE_NAMES) {
+                const int tensor = 1 << i % 4, zero = i / 4;
                 Setup s = planned("7b", 1, 2048, DType::BF16, DType::FP32, gpus, zero);
+                s.tensor = tensor;
                 s.recompute = mode;
-                complete = complete && listed.count({gpus, zero, name}) == (plan(s).total <= size_t(80e9 * 0.95));
+                const bool fits = gpus % tensor == 0 && plan(s).total <= size_t(80e9 * 0.95);
+                complete = complete && listed.count({gpus, tensor, zero, name}) == fits;
             }
     expect(sorted && !layouts.empty(), "plan --scan: the layouts of each number of GPUs are sorted by time");
     expect(exact, "plan --scan: bytes and time are those of plan() and Timeline");
     expect(complete, "plan --scan lists exactly the layouts that fit, with the largest micro-batch", layouts.dump());
-    const json held = scan("--model 7b --gpus 64 --zero 3 --recompute selective --micro-batch 4"),
+    const json held = scan("--model 7b --gpus 64 --tensor-parallel 1 --zero 3 --recompute selective --micro-batch 4"),
+        heads = scan("--model gpt2-xl --gpus 15 --tensor-parallel 5 --context 1000 --total-batch 120000"),
         none = scan("--model 70b --gpus 8");
     expect(held.size() > 1 && held.back()["gpus"] == 64 && held.back()["zero"] == 3 &&
                held.back()["micro_batch"] == 4 &&
                held.back()["recompute"] == "selective" && held.back()["accumulation"] == 8 && none == json::array(),
            "plan --scan keeps the given --zero, --recompute and --micro-batch; it lists no layout if none fits",
            held.dump() + none.dump());
+    expect(!heads.empty() && std::all_of(heads.begin(), heads.end(), [](const json& one) {
+               return one["gpus"] == 15 && one["tensor_parallel"] == 5;
+           }), "plan --scan keeps the given --tensor-parallel, for numbers of GPUs that it divides", heads.dump());
 }
 
 // ==== eval and sample ========================================================
