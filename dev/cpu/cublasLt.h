@@ -33,8 +33,7 @@ enum cublasStatus_t {
     CUBLAS_STATUS_EXECUTION_FAILED = 13,
     CUBLAS_STATUS_NOT_SUPPORTED = 15,
 };
-inline const char* cublasGetStatusString(cublasStatus_t status)
-{
+inline const char* cublasGetStatusString(cublasStatus_t status) {
     switch (status) {
     case CUBLAS_STATUS_SUCCESS: return "success";
     case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
@@ -44,8 +43,7 @@ inline const char* cublasGetStatusString(cublasStatus_t status)
     }
     return "unknown cuBLAS status";
 }
-inline size_t cublasLtGetVersion()
-{
+inline size_t cublasLtGetVersion() {
     const char* version = getenv("CUDA_CPU_CUBLASLT");
     return version != nullptr ? strtoul(version, nullptr, 10) : 130000;
 }
@@ -148,27 +146,23 @@ enum class Algorithm : uint64_t {
 };
 
 inline bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
-inline size_t bytes_of(cudaDataType_t type)
-{
+inline size_t bytes_of(cudaDataType_t type) {
     return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4;
 }
 
 // Copies an attribute's value; `bytes` must be its size.
-template <class T> inline cublasStatus_t set_attribute(T& attribute, const void* value, size_t bytes)
-{
+template <class T> inline cublasStatus_t set_attribute(T& attribute, const void* value, size_t bytes) {
     if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(&attribute, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
-template <class Handle, class... Arguments> inline cublasStatus_t create(Handle* handle, Arguments... arguments)
-{
+template <class Handle, class... Arguments> inline cublasStatus_t create(Handle* handle, Arguments... arguments) {
     *handle = new std::remove_pointer_t<Handle>{arguments...};
     return CUBLAS_STATUS_SUCCESS;
 }
 
-template <class Object> inline cublasStatus_t destroy(const Object* object)
-{
+template <class Object> inline cublasStatus_t destroy(const Object* object) {
     delete object;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -178,15 +172,13 @@ inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return cuda_cpu
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return cuda_cpu::destroy(handle); }
 
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
-                                               cudaDataType_t scale_type)
-{
+                                               cudaDataType_t scale_type) {
     return cuda_cpu::create(desc, compute, scale_type);
 }
 inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return cuda_cpu::destroy(desc); }
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                                      cublasLtMatmulDescAttributes_t attribute, const void* value,
-                                                     size_t bytes)
-{
+                                                     size_t bytes) {
     const auto set = [=](auto& member) { return cuda_cpu::set_attribute(member, value, bytes); };
     switch (attribute) {
     case CUBLASLT_MATMUL_DESC_TRANSA: return set(desc->transpose_a);
@@ -205,24 +197,20 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 }
 
 inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
-                                                 uint64_t columns, int64_t ld)
-{
+                                                 uint64_t columns, int64_t ld) {
     return cuda_cpu::create(layout, static_cast<uint32_t>(type), rows, columns, ld);
 }
 inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return cuda_cpu::destroy(layout); }
 
-inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference)
-{
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
     return cuda_cpu::create(preference);
 }
-inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
-{
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
     return cuda_cpu::destroy(preference);
 }
 inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                            cublasLtMatmulPreferenceAttributes_t attribute,
-                                                           const void* value, size_t bytes)
-{
+                                                           const void* value, size_t bytes) {
     const auto set = [=](auto& member) { return cuda_cpu::set_attribute(member, value, bytes); };
     switch (attribute) {
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return set(preference->workspace_bytes);

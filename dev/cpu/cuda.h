@@ -38,8 +38,7 @@ struct TensorLayout {
     int64_t extents[max_rank];
     int64_t strides[max_rank];  // in bytes
 
-    int64_t box_bytes() const
-    {
+    int64_t box_bytes() const {
         int64_t bytes = element_bytes;
         for (unsigned i = 0; i < rank; i++) bytes *= box[i];
         return bytes;
@@ -52,8 +51,7 @@ static_assert(sizeof(TensorLayout) <= sizeof(CUtensorMap));
 inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
                                        const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
                                        const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
-                                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
-{
+                                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
     using cuda_cpu::TensorLayout;
     constexpr uint64_t alignment = 16, max_extent = uint64_t{1} << 32, max_stride = uint64_t{1} << 40,
                        swizzle_bytes = 128;
@@ -102,8 +100,7 @@ enum cudaDriverEntryPointQueryResult {
 };
 
 inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
-                                                    cudaDriverEntryPointQueryResult* result)
-{
+                                                    cudaDriverEntryPointQueryResult* result) {
     const bool has = strcmp(name, "cuTensorMapEncodeTiled") == 0;
     *function = has ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
     *result = has ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;

@@ -11,8 +11,7 @@ inline unsigned short half_bits(float x) { return static_cast<unsigned short>(en
 
 // Returns x truncated to float, with the last bit set if x was not exact (round to odd). Rounding the result to half
 // precision then equals rounding x once.
-inline float rounded_to_odd(double x)
-{
+inline float rounded_to_odd(double x) {
     const float nearest = static_cast<float>(x);
     const double back = nearest;
     if (back == x || x != x || back - back != 0) return nearest;

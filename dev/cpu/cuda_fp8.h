@@ -34,13 +34,11 @@ inline void to_floats(float (&x)[16], const __nv_fp8_e5m2 (&v)[16]) { cuda_cpu::
 inline void from_floats(__nv_fp8_e4m3 (&v)[16], const float (&x)[16]) { cuda_cpu::encode_pack(v, x, cuda_cpu::e4m3); }
 inline void from_floats(__nv_fp8_e5m2 (&v)[16], const float (&x)[16]) { cuda_cpu::encode_pack(v, x, cuda_cpu::e5m2); }
 
-inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t, __nv_fp8_interpretation_t kind)
-{
+inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t, __nv_fp8_interpretation_t kind) {
     return static_cast<__nv_fp8_storage_t>(cuda_cpu::encoded(x, cuda_cpu::fp8(kind)));
 }
 // The lower byte is x.x, the upper byte x.y.
-inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 x, __nv_saturation_t, __nv_fp8_interpretation_t kind)
-{
+inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 x, __nv_saturation_t, __nv_fp8_interpretation_t kind) {
     const auto& f = cuda_cpu::fp8(kind);
     return static_cast<__nv_fp8x2_storage_t>(cuda_cpu::encoded(x.x, f) | cuda_cpu::encoded(x.y, f) << 8);
 }

@@ -11,8 +11,7 @@ template <class T> struct greater { T operator()(T x, T y) const { return x < y 
 
 // A butterfly reduction: all threads combine the same pairs and get the same bits.
 template <unsigned Size, class Parent, class T, class Operation>
-__forceinline__ T reduce(const thread_block_tile<Size, Parent>& tile, T value, Operation operation)
-{
+__forceinline__ T reduce(const thread_block_tile<Size, Parent>& tile, T value, Operation operation) {
     for (unsigned flip = Size / 2; flip > 0; flip /= 2) value = operation(value, tile.shfl_xor(value, flip));
     return value;
 }
