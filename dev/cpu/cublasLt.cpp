@@ -489,8 +489,8 @@ bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d) {
 // contiguous along k), except on compute capability 10; columns whose length and stride are multiples of 16 bytes (the
 // number of columns is free); at least one operand in E4M3, an output of 16 or 32 bits, and a 16-bit bias.
 // (Documentation of cublasLtMatmul, "To use FP8 kernels", and its table of types; "Tensor Core Usage".)
-bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
-             const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& d) {
+using Layout = const cublasLtMatrixLayoutOpaque_t&;
+bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, Layout a, Layout b, Layout d) {
     constexpr uint64_t unit = 16;
     constexpr int first_capability = 89;
     const bool any_layout = card() != nullptr && card()->capability.number() / 10 == 10;
@@ -509,7 +509,6 @@ bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutO
 }
 
 // Returns the status of a product: an error if it is invalid or not supported. The epilogue's pointers may be null.
-using Layout = const cublasLtMatrixLayoutOpaque_t&;
 cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, Layout b, Layout c, Layout d) {
     const bool ta = desc.transpose_a != CUBLAS_OP_N, tb = desc.transpose_b != CUBLAS_OP_N;
     const uint64_t m = ta ? a.columns : a.rows, k = ta ? a.rows : a.columns, n = tb ? b.rows : b.columns;

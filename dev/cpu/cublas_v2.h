@@ -4,9 +4,7 @@
 
 #include "cublasLt.h"
 
-struct cublasContext {
-    cudaStream_t stream = nullptr;
-};
+struct cublasContext { cudaStream_t stream = nullptr; };
 using cublasHandle_t = cublasContext*;
 
 enum cublasMath_t { CUBLAS_DEFAULT_MATH = 0, CUBLAS_TENSOR_OP_MATH = 1, CUBLAS_TF32_TENSOR_OP_MATH = 3 };

@@ -6,21 +6,12 @@
 using cuuint32_t = uint32_t;
 using cuuint64_t = uint64_t;
 
-enum CUresult {
-    CUDA_SUCCESS = 0,
-    CUDA_ERROR_INVALID_VALUE = 1,
-    CUDA_ERROR_NOT_SUPPORTED = 801,
-};
+enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_NOT_SUPPORTED = 801 };
 
 // Not aligned to 128 bytes as in CUDA: g++ warns about parameters with a larger alignment than the processor's vectors.
-struct CUtensorMap {
-    cuuint64_t opaque[16];
-};
+struct CUtensorMap { cuuint64_t opaque[16]; };
 
-enum CUtensorMapDataType {
-    CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6,
-    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9,
-};
+enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
 enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_128B = 3 };
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
@@ -94,10 +85,7 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
 
 // Lookup of driver functions by name.
 constexpr unsigned long long cudaEnableDefault = 0;
-enum cudaDriverEntryPointQueryResult {
-    cudaDriverEntryPointSuccess = 0,
-    cudaDriverEntryPointSymbolNotFound = 1,
-};
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
 
 inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                                     cudaDriverEntryPointQueryResult* result) {

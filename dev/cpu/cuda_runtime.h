@@ -463,11 +463,7 @@ inline cudaError_t cudaFreeHost(void* address) {
 }
 
 enum cudaMemcpyKind {
-    cudaMemcpyHostToHost,
-    cudaMemcpyHostToDevice,
-    cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice,
-    cudaMemcpyDefault
+    cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault
 };
 
 namespace cuda_cpu {
@@ -570,13 +566,6 @@ struct CUevent_st {
 };
 using cudaEvent_t = CUevent_st*;
 
-namespace cuda_cpu {
-template <class Object> inline cudaError_t destroy_object(const Object* object) {
-    delete object;
-    return cudaSuccess;
-}
-}  // namespace cuda_cpu
-
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 constexpr unsigned cudaEventDefault = 0, cudaEventDisableTiming = 2;
 
@@ -598,8 +587,7 @@ inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned f
     return error;
 }
 inline cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-    *priority = stream->priority;
-    return cudaSuccess;
+    return cuda_cpu::give(priority, stream->priority);
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
     return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
@@ -673,10 +661,7 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, 
 
 // ==== graphs ============================================================================================
 
-// The recorded work of a capture.
-struct CUgraph_st {
-    cuda_cpu::Operations operations;
-};
+struct CUgraph_st { cuda_cpu::Operations operations; };   // the recorded work of a capture
 struct CUgraphExec_st : CUgraph_st {};
 using cudaGraph_t = CUgraph_st*;
 using cudaGraphExec_t = CUgraphExec_st*;
@@ -702,8 +687,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
 }
 
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0) {
-    *executable = new CUgraphExec_st{*graph};
-    return cudaSuccess;
+    return cuda_cpu::give(executable, new CUgraphExec_st{*graph});
 }
 
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
@@ -745,14 +729,8 @@ inline int current_device = 0;
 
 }  // namespace cuda_cpu
 
-inline cudaError_t cudaGetDeviceCount(int* count) {
-    *count = cuda_cpu::device_count();
-    return cudaSuccess;
-}
-inline cudaError_t cudaGetDevice(int* device) {
-    *device = cuda_cpu::current_device;
-    return cudaSuccess;
-}
+inline cudaError_t cudaGetDeviceCount(int* count) { return cuda_cpu::give(count, cuda_cpu::device_count()); }
+inline cudaError_t cudaGetDevice(int* device) { return cuda_cpu::give(device, cuda_cpu::current_device); }
 inline cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= cuda_cpu::device_count()) return cuda_cpu::report(cudaErrorInvalidDevice);
     cuda_cpu::current_device = device;
@@ -816,10 +794,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
 }
 
 #define CUDART_VERSION 13000  // the CUDA version whose API these headers follow
-inline cudaError_t cudaRuntimeGetVersion(int* version) {
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return cuda_cpu::give(version, CUDART_VERSION); }
 inline cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 
 #include "atomics.h"

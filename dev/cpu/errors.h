@@ -44,6 +44,16 @@ inline cudaError_t report(cudaError_t error) {
     if (error != cudaSuccess) last_error = error;
     return error;
 }
+
+// For calls that return a value, or delete an object, and cannot fail.
+template <class T> inline cudaError_t give(T* to, T value) {
+    *to = value;
+    return cudaSuccess;
+}
+template <class Object> inline cudaError_t destroy_object(const Object* object) {
+    delete object;
+    return cudaSuccess;
+}
 }  // namespace cuda_cpu
 
 inline cudaError_t cudaPeekAtLastError() { return cuda_cpu::last_error; }

@@ -550,11 +550,7 @@ inline std::string AsyncWork::state_of(const void* what, unsigned number) const 
                 static_cast<int>(barrier.tx_count));
 }
 
-}  // namespace cuda_cpu
-
 // ==== Hopper: the Tensor Memory Accelerator (TMA) =======================================================
-
-namespace cuda_cpu {
 
 // Copies a load's box to shared memory and subtracts its bytes from the barrier's tx-count.
 CUDA_CPU_NO_TSAN inline void AsyncWork::complete(Load& load) {

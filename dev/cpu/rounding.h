@@ -4,10 +4,8 @@
 //
 //   - Matrix products: the sum over k is computed in two parts, divided at a random index.
 //   - Tensor-core instructions (ptx.h): the order of the sum over k.
-//   - __expf, exp2_approx: the last bits of the polynomial's coefficients.
-//   - rsqrtf, __logf, __sinf ..., reciprocal_approx: the last bit of the result.
-//
-// The last two need -DCUDA_CPU_ROUNDING_MATH at width 1.
+//   - __expf, exp2_approx: the last bits of the polynomial's coefficients (at width 1: see math_rounding).
+//   - rsqrtf, __logf, __sinf ..., reciprocal_approx: the last bit of the result (the same).
 #pragma once
 
 #include <stdint.h>

@@ -1,6 +1,4 @@
-// Streams. Without an emulated GPU, a stream's work runs when it is issued. On an emulated GPU it is queued in its
-// stream. It runs at a moment that CUDA_CPU_SEED selects, at the latest when a call or other work waits for it. Streams
-// run in every order that CUDA allows, so a missing event, or a buffer reused too early, shows as a wrong result.
+// Streams. Without an emulated GPU, a stream's work runs when it is issued; on one, it is queued (README.md).
 //
 // Map: seeds · a stream's work · capture · queues
 #pragma once
