@@ -127,6 +127,10 @@ public:
     // Computes a warp collective for all participating lanes. The last thread to arrive calls it.
     using WarpWork = void (*)(void* const* operand_of_lane, unsigned lanes);
 
+    static Block& of_this_worker() {
+        static thread_local Block block;
+        return block;
+    }
     void prepare(const Launch& launch) {
         launch_ = &launch;
         const dim3 dim = launch.block;
@@ -406,13 +410,6 @@ private:
         die(what);
     }
 
-public:
-    static Block& of_this_worker() {
-        static thread_local Block block;
-        return block;
-    }
-
-private:
     const Launch* launch_ = nullptr;
     dim3 dim_{0, 0, 0};
     std::vector<Thread> threads_;

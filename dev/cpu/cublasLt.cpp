@@ -535,51 +535,7 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, L
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-}  // namespace
-}  // namespace cuda_cpu
-
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
-                                              int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
-    *found = 0;
-    if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
-    const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    const cublasLtMatmulPreferenceOpaque_t defaults, &wishes = preference == nullptr ? defaults : *preference;
-    const uint64_t alignment =
-        std::min(cuda_cpu::full_alignment, *std::min_element(wishes.alignments, std::end(wishes.alignments)));
-    if (cuda_cpu::is_fp8(a->type) && alignment < cuda_cpu::full_alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const bool in_place = wishes.reduction_schemes & CUBLASLT_REDUCTION_SCHEME_INPLACE;
-    for (const cuda_cpu::Algorithm algorithm : cuda_cpu::offered_algorithms()) {
-        if (*found == wanted) break;
-        if (algorithm == cuda_cpu::Algorithm::in_place && !in_place) continue;
-        cublasLtMatmulHeuristicResult_t& result = results[(*found)++] = {};
-        result.algo.data[0] = static_cast<uint64_t>(algorithm);
-        result.algo.data[1] = cuda_cpu::card() == nullptr ? 0 : alignment;
-        result.state = algorithm == cuda_cpu::Algorithm::refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
-        result.wavesCount = 1;
-    }
-    return *found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-}
-
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                       const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result) {
-    if (const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
-        return status;
-    if (!cuda_cpu::usable(*algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const auto copy = *algorithm;  // *algorithm may be a part of *result
-    *result = {};
-    result->algo = copy;
-    result->wavesCount = 1;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
 // ==== cublasLtMatmul ====================================================================================
-
-namespace cuda_cpu {
-namespace {
 
 // A call of cublasLtMatmul, with a copy of the descriptor at that time.
 struct MatmulCall {
@@ -768,6 +724,44 @@ cublasStatus_t multiply(const MatmulCall& call) {
 
 }  // namespace
 }  // namespace cuda_cpu
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
+                                              int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
+    *found = 0;
+    if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    const cublasLtMatmulPreferenceOpaque_t defaults, &wishes = preference == nullptr ? defaults : *preference;
+    const uint64_t alignment =
+        std::min(cuda_cpu::full_alignment, *std::min_element(wishes.alignments, std::end(wishes.alignments)));
+    if (cuda_cpu::is_fp8(a->type) && alignment < cuda_cpu::full_alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool in_place = wishes.reduction_schemes & CUBLASLT_REDUCTION_SCHEME_INPLACE;
+    for (const cuda_cpu::Algorithm algorithm : cuda_cpu::offered_algorithms()) {
+        if (*found == wanted) break;
+        if (algorithm == cuda_cpu::Algorithm::in_place && !in_place) continue;
+        cublasLtMatmulHeuristicResult_t& result = results[(*found)++] = {};
+        result.algo.data[0] = static_cast<uint64_t>(algorithm);
+        result.algo.data[1] = cuda_cpu::card() == nullptr ? 0 : alignment;
+        result.state = algorithm == cuda_cpu::Algorithm::refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+        result.wavesCount = 1;
+    }
+    return *found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result) {
+    if (const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
+        return status;
+    if (!cuda_cpu::usable(*algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const auto copy = *algorithm;  // *algorithm may be a part of *result
+    *result = {};
+    result->algo = copy;
+    result->wavesCount = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha, const void* A,
                               cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta,

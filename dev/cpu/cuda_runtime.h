@@ -727,21 +727,6 @@ inline int device_count() {
 }
 inline int current_device = 0;
 
-}  // namespace cuda_cpu
-
-inline cudaError_t cudaGetDeviceCount(int* count) { return cuda_cpu::give(count, cuda_cpu::device_count()); }
-inline cudaError_t cudaGetDevice(int* device) { return cuda_cpu::give(device, cuda_cpu::current_device); }
-inline cudaError_t cudaSetDevice(int device) {
-    if (device < 0 || device >= cuda_cpu::device_count()) return cuda_cpu::report(cudaErrorInvalidDevice);
-    cuda_cpu::current_device = device;
-    cuda_cpu::require_full_warps();
-    cuda_cpu::choose_workers();
-    return cudaSuccess;
-}
-inline cudaError_t cudaDeviceReset() { return cudaDeviceSynchronize(); }
-
-namespace cuda_cpu {
-
 inline void describe_processor(cudaDeviceProp& p) {
     std::ifstream cpuinfo("/proc/cpuinfo");
     std::string name = "CPU";
@@ -775,6 +760,17 @@ inline void describe_card(cudaDeviceProp& p, const Card& card) {
 }
 
 }  // namespace cuda_cpu
+
+inline cudaError_t cudaGetDeviceCount(int* count) { return cuda_cpu::give(count, cuda_cpu::device_count()); }
+inline cudaError_t cudaGetDevice(int* device) { return cuda_cpu::give(device, cuda_cpu::current_device); }
+inline cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= cuda_cpu::device_count()) return cuda_cpu::report(cudaErrorInvalidDevice);
+    cuda_cpu::current_device = device;
+    cuda_cpu::require_full_warps();
+    cuda_cpu::choose_workers();
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceReset() { return cudaDeviceSynchronize(); }
 
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     using namespace cuda_cpu;

@@ -454,6 +454,29 @@ struct Mbarrier {
     }
 };
 
+// Counts this thread's arrival at a named barrier; returns whether it was the last.
+inline bool arrive_at_named_barrier(const char* name, int number, int threads) {
+    require_warps(name);
+    if (number < 1 || number > 15) reject(name, line("with number %d; expected 1 to 15", number));
+    if (threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
+        reject(name, line("for %d threads; expected a multiple of 32, no more than the block's", threads));
+    NamedBarrier& barrier = async_work().named[number];
+    if (barrier.arrived == 0) {
+        barrier.expected = static_cast<unsigned>(threads);
+        barrier.has_arrived.assign(block->threads(), false);
+    }
+    if (barrier.expected != static_cast<unsigned>(threads))
+        reject(name, line("for %d threads, others for %u, at barrier %d", threads, barrier.expected, number));
+    if (barrier.has_arrived[block->current()]) reject(name, line("but has already arrived at barrier %d", number));
+    barrier.has_arrived[block->current()] = true;
+    watch::arrived(&barrier, nullptr);
+    if (++barrier.arrived < barrier.expected) return false;
+    barrier.arrived = 0;
+    watch::phase_completed(&barrier, 0);
+    block->unpark(&barrier);
+    return true;
+}
+
 }  // namespace cuda_cpu
 
 CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals) {
@@ -493,33 +516,6 @@ CUDA_CPU_INSTRUCTION void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
     const auto seen = [=](const Load& load) { return load.done && load.barrier == barrier && load.phase == parity; };
     work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
 }
-
-namespace cuda_cpu {
-
-// Counts this thread's arrival at a named barrier; returns whether it was the last.
-inline bool arrive_at_named_barrier(const char* name, int number, int threads) {
-    require_warps(name);
-    if (number < 1 || number > 15) reject(name, line("with number %d; expected 1 to 15", number));
-    if (threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
-        reject(name, line("for %d threads; expected a multiple of 32, no more than the block's", threads));
-    NamedBarrier& barrier = async_work().named[number];
-    if (barrier.arrived == 0) {
-        barrier.expected = static_cast<unsigned>(threads);
-        barrier.has_arrived.assign(block->threads(), false);
-    }
-    if (barrier.expected != static_cast<unsigned>(threads))
-        reject(name, line("for %d threads, others for %u, at barrier %d", threads, barrier.expected, number));
-    if (barrier.has_arrived[block->current()]) reject(name, line("but has already arrived at barrier %d", number));
-    barrier.has_arrived[block->current()] = true;
-    watch::arrived(&barrier, nullptr);
-    if (++barrier.arrived < barrier.expected) return false;
-    barrier.arrived = 0;
-    watch::phase_completed(&barrier, 0);
-    block->unpark(&barrier);
-    return true;
-}
-
-}  // namespace cuda_cpu
 
 CUDA_CPU_INSTRUCTION void named_barrier_sync(int number, int threads) {
     using namespace cuda_cpu;
