@@ -4,7 +4,6 @@
 #include "cuda_runtime.h"
 
 namespace cuda_cpu {
-
 // For operations without a processor instruction: atomically replaces *address by change(*address), in a loop of
 // compare-and-swap on the bits. Returns the old value. Always writes, so that dev/inspect records the same accesses.
 template <class T, class Change> inline T atomic_update(T* address, Change change) {
@@ -19,7 +18,6 @@ template <class T, class Change> inline T atomic_update(T* address, Change chang
 template <class T> inline T atomic_sum(T* address, T value) {
     return atomic_update(address, [=](T seen) { return seen + value; });
 }
-
 }  // namespace cuda_cpu
 
 // For the same types as in CUDA, which do not include `unsigned long` (size_t).

@@ -22,7 +22,6 @@ alignas(1024) inline thread_local float4 dynamic_shared_memory[cuda_cpu::max_sha
 // ==== fibers ============================================================================================
 
 namespace cuda_cpu {
-
 // An execution context: a fiber with its own stack, or the worker's original stack.
 struct Context {
     boost::context::detail::fcontext_t where = nullptr;  // where to resume; valid while it is suspended
@@ -473,7 +472,6 @@ inline unsigned ballot(const char* name, unsigned mask, bool yes) {
     });
     return mine.result;
 }
-
 }  // namespace cuda_cpu
 
 CUDA_CPU_INSTRUCTION void __syncthreads() {

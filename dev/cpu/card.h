@@ -12,7 +12,6 @@
 #include <string>
 
 namespace cuda_cpu {
-
 constexpr size_t kib = 1 << 10, mib = 1 << 20;
 
 // Properties of all GPUs of a compute capability. Sources: CUDA C++ Programming Guide, "Technical Specifications per
@@ -112,5 +111,4 @@ inline const Card*& chosen_card() {
 
 // Returns the GPU that is emulated, or null: then the device reports the properties of the CPU.
 inline const Card* card() { return chosen_card(); }
-
 }  // namespace cuda_cpu

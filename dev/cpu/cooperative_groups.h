@@ -5,7 +5,6 @@
 #include "cuda_runtime.h"
 
 namespace cooperative_groups {
-
 class thread_block {
 public:
     static void sync() { __syncthreads(); }
@@ -51,5 +50,4 @@ template <unsigned Size, class Parent> inline thread_block_tile<Size, Parent> ti
 }
 
 template <class Group> inline void sync(const Group& group) { group.sync(); }
-
 }  // namespace cooperative_groups

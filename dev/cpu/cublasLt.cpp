@@ -14,7 +14,6 @@
 #endif
 
 namespace cuda_cpu {
-
 const char* const no_onednn_notice =
     "matrix products run in a slow plain loop. For fast ones install oneDNN (Debian, Ubuntu: apt install libdnnl-dev) "
     "and rebuild with -DHAVE_ONEDNN and -ldnnl";
@@ -721,7 +720,6 @@ cublasStatus_t multiply(const MatmulCall& call) {
     if (call.desc.epilogue & has_bias_gradient) sum_rows(call.desc, call.p, call.result);
     return status;
 }
-
 }  // namespace
 }  // namespace cuda_cpu
 

@@ -20,7 +20,6 @@ inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream
 inline cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
 
 namespace cuda_cpu {
-
 // A matrix operand, or a batch of matrices.
 struct Matrix {
     const void* data;
@@ -54,7 +53,6 @@ inline cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t operation_a,
                                 &layout_c, c.member(i), &layout_c, nullptr, nullptr, 0, handle->stream);
     return status;
 }
-
 }  // namespace cuda_cpu
 
 inline cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t operation_a, cublasOperation_t operation_b,

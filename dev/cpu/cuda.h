@@ -18,7 +18,6 @@ enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_L2_
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
 namespace cuda_cpu {
-
 // The contents of a CUtensorMap in the emulator. Dimension 0 is contiguous; its stride is the element size.
 struct TensorLayout {
     static constexpr uint32_t known = 0x7e45082b, max_rank = 5;
@@ -36,7 +35,6 @@ struct TensorLayout {
     }
 };
 static_assert(sizeof(TensorLayout) <= sizeof(CUtensorMap));
-
 }  // namespace cuda_cpu
 
 inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,

@@ -4,7 +4,6 @@
 #include "short_floats.h"
 
 namespace cuda_cpu {
-
 // Returns x as bfloat16. Every NaN becomes 0x7fff, as on a GPU. It has no branch, so loops can be vectorised.
 inline unsigned short bf16_bits(float x) {
     const unsigned bits = cuda_cpu::bits<unsigned>(x);
@@ -13,7 +12,6 @@ inline unsigned short bf16_bits(float x) {
 }
 inline unsigned short bf16_bits(double x) { return bf16_bits(static_cast<float>(x)); }
 inline float float_of_bf16(unsigned short x) { return bits<float>(static_cast<unsigned>(x) << 16); }
-
 }  // namespace cuda_cpu
 
 CUDA_CPU_SHORT_FLOAT(__nv_bfloat16, bfloat16, cuda_cpu::bf16_bits, cuda_cpu::float_of_bf16)

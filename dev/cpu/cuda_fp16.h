@@ -5,7 +5,6 @@
 #include "short_floats.h"
 
 namespace cuda_cpu {
-
 constexpr ShortFormat half_format = {16, 10, 15, 0x7bff, 0x7c00, 0x7fff, 0x7c00};
 inline unsigned short half_bits(float x) { return static_cast<unsigned short>(encoded(x, half_format)); }
 
@@ -21,7 +20,6 @@ inline float rounded_to_odd(double x) {
 inline unsigned short half_bits(double x) { return half_bits(rounded_to_odd(x)); }
 
 inline float float_of_half(unsigned short half) { return decoded(half, half_format); }
-
 }  // namespace cuda_cpu
 
 CUDA_CPU_SHORT_FLOAT(__half, half, cuda_cpu::half_bits, cuda_cpu::float_of_half)

@@ -87,7 +87,6 @@ struct cudaLaunchConfig_t {
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 namespace cuda_cpu {
-
 // The bytes of dynamic shared memory that cudaFuncSetAttribute has allowed, by kernel.
 inline std::unordered_map<const void*, size_t>& allowed_shared_bytes() {
     static std::unordered_map<const void*, size_t> allowed;
@@ -238,7 +237,6 @@ template <class... Parameters> inline watch::Variant variant_of(const std::tuple
     if (watch::on) std::apply([&](const auto&... each) { (add(each), ...); }, parameters);
     return variant;
 }
-
 }  // namespace cuda_cpu
 
 template <class... Parameters, class... Arguments>
@@ -278,7 +276,6 @@ template <class Kernel> inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, 
 // ==== memory ============================================================================================
 
 namespace cuda_cpu {
-
 struct MachineMemory {
     size_t total, available;
 };
@@ -392,7 +389,6 @@ inline void* allocate(size_t bytes) {
     else if (fills_memory()) set_bytes(place, 0xff, bytes);
     return place;
 }
-
 }  // namespace cuda_cpu
 
 template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) {
@@ -467,7 +463,6 @@ enum cudaMemcpyKind {
 };
 
 namespace cuda_cpu {
-
 // DEVICE: allocated by cudaMalloc; PINNED: by cudaMallocHost; PAGEABLE: any other host memory.
 enum class MemoryKind { DEVICE, PINNED, PAGEABLE };
 inline MemoryKind memory_kind(const void* address) {
@@ -516,7 +511,6 @@ inline cudaError_t reject_blocking_call(cudaStream_t stream = nullptr) {
     const cudaError_t error = reject_implicit_dependency(stream);
     return error != cudaSuccess ? error : reject_while_capturing();
 }
-
 }  // namespace cuda_cpu
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
@@ -719,7 +713,6 @@ struct cudaDeviceProp {
 };
 
 namespace cuda_cpu {
-
 // Returns the number of devices, CUDA_CPU_DEVICES. They differ only in their ordinals. A process uses one device.
 inline int device_count() {
     const char* text = getenv("CUDA_CPU_DEVICES");
@@ -758,7 +751,6 @@ inline void describe_card(cudaDeviceProp& p, const Card& card) {
     p.l2CacheSize = static_cast<int>(card.l2_bytes);
     p.memoryBusWidth = card.bus_bits;
 }
-
 }  // namespace cuda_cpu
 
 inline cudaError_t cudaGetDeviceCount(int* count) { return cuda_cpu::give(count, cuda_cpu::device_count()); }

@@ -4,7 +4,6 @@
 #include <limits.h>
 
 namespace cuda_cpu {
-
 // Returns 2^n 2^f for an integer n and |f| <= 1/2: 2^n by adding to the exponent bits, 2^f by a polynomial. (Fused
 // multiply-adds, FMAs, are explicit because the build's flags allow reordering of plain sums.)
 __attribute__((always_inline)) inline float exp2_of_sum(float n, float f) {
@@ -40,7 +39,6 @@ inline int to_int(float x) {
     if (x <= static_cast<float>(INT_MIN)) return INT_MIN;
     return x >= static_cast<float>(INT_MAX) ? INT_MAX : static_cast<int>(x);
 }
-
 }  // namespace cuda_cpu
 
 // Returns e^x to 2 ULP (units in the last place). Subnormal results are flushed to 0, as on a GPU. It has no branch and

@@ -6,7 +6,6 @@
 #include "cuda_runtime.h"
 
 namespace cuda_cpu {
-
 struct Configuration : cudaLaunchConfig_t {
     Configuration(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t stream = nullptr)
         : cudaLaunchConfig_t{grid, block, shared_bytes, stream, nullptr, 0} {}
@@ -17,5 +16,4 @@ struct Configuration : cudaLaunchConfig_t {
 template <class... Parameters> inline auto launch(void (*kernel)(Parameters...), const Configuration& configuration) {
     return [=](Parameters... arguments) { cudaLaunchKernelEx(&configuration, kernel, std::move(arguments)...); };
 }
-
 }  // namespace cuda_cpu

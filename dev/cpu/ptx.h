@@ -221,7 +221,6 @@ inline void full_warp_collective(const char* name, void* operand, Block::WarpWor
 inline void require_all_lanes(const char* name, unsigned lanes) {
     if (lanes != 0xffffffff) reject(name, "but lanes of its warp have ended; expected all 32");
 }
-
 }  // namespace cuda_cpu
 
 // Returns the address of p in shared memory: its offset in dynamic_shared_memory.
@@ -258,7 +257,6 @@ inline unsigned atomic_inc(int* counter, unsigned last) {
 // ==== Ampere and up =====================================================================================
 
 namespace cuda_cpu {
-
 // Operands of matrix products are bfloat16, or half precision in a program compiled with PRECISION_FP16.
 #ifdef PRECISION_FP16
 inline float lower_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair)); }
@@ -373,7 +371,6 @@ template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void*
 }
 
 inline Groups<Copy>& copies_of_thread() { return async_work().copies[this_thread()]; }
-
 }  // namespace cuda_cpu
 
 inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -414,7 +411,6 @@ template <int N> CUDA_CPU_INSTRUCTION void cp_async_wait() {
 // ==== Hopper: mbarrier, named barriers ==================================================================
 
 namespace cuda_cpu {
-
 // The 64 bits of an mbarrier: parity of the current phase, pending and expected arrival counts, tx-count.
 struct Mbarrier {
     static constexpr uint64_t max_arrivals = (1 << 20) - 1;
@@ -476,7 +472,6 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads) {
     block->unpark(&barrier);
     return true;
 }
-
 }  // namespace cuda_cpu
 
 CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals) {
@@ -531,7 +526,6 @@ inline void named_barrier_arrive(int number, int threads) {
 }
 
 namespace cuda_cpu {
-
 inline std::string AsyncWork::state_of(const void* what, unsigned number) const {
     for (unsigned n = 1; n < 16; n++)
         if (what == &named[n])
@@ -585,7 +579,6 @@ CUDA_CPU_NO_TSAN inline void AsyncWork::complete(Load& load) {
     load.phase = barrier.parity;
     barrier.change(load.barrier, "tma_load", 0, -t.box_bytes());
 }
-
 }  // namespace cuda_cpu
 
 CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
@@ -619,7 +612,6 @@ inline uint64_t wgmma_descriptor(const void* tile, int column_block_bytes = 16) 
 }
 
 namespace cuda_cpu {
-
 // A decoded matrix descriptor. Offsets are in bytes.
 struct Descriptor {
     uint32_t start, leading, stride;
@@ -784,7 +776,6 @@ inline void warpgroup_collective(const char* name, void* operand, Block::WarpWor
         reject(name, "without a full warpgroup; expected 128 threads");
     warp_collective(name, 0xffffffff, operand, work);
 }
-
 }  // namespace cuda_cpu
 
 // The registers passed to a fence or a wait are for nvcc, which may move arithmetic on other registers across it.

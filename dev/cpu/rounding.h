@@ -15,7 +15,6 @@
 #include <cstdlib>
 
 namespace cuda_cpu {
-
 // Returns the same bits as another type.
 template <class To, class From> inline To bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "both types must have the same size");
@@ -97,5 +96,4 @@ constexpr Rounding math_rounding = Rounding::exact();
 constexpr bool perturbs_math = true;
 static constexpr const Rounding& math_rounding = rounding;
 #endif
-
 }  // namespace cuda_cpu

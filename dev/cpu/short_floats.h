@@ -5,7 +5,6 @@
 #include "cuda_runtime.h"
 
 namespace cuda_cpu {
-
 // Vectors of 16 elements, for packs. Without them g++ vectorises conversions only in loops over arrays.
 typedef float Floats __attribute__((vector_size(64)));
 typedef unsigned Bits __attribute__((vector_size(64)));
@@ -96,7 +95,6 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     const auto codes = __builtin_convertvector(bits, std::conditional_t<sizeof(T) == 1, Codes, Halves>);
     memcpy(static_cast<void*>(v), &codes, sizeof(codes));
 }
-
 }  // namespace cuda_cpu
 
 // Defines the type T, its raw form T##_raw and its pair T##2 from Encode (float or double to bits) and Decode (bits to

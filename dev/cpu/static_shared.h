@@ -14,7 +14,6 @@
 extern "C" char __executable_start;  // defined by the linker: the address at which the program was loaded
 
 namespace cuda_cpu {
-
 class StaticShared {
 public:
     // Returns the table of this program, which is read at the first call.
@@ -107,5 +106,4 @@ private:
         if (name.rfind("_ZZ", 0) == 0 && !ours) arrays_.push_back({name, at, symbol.st_size});
     }
 };
-
 }  // namespace cuda_cpu

@@ -74,7 +74,6 @@ struct Task {
     uint64_t seed;             // seed() when the task was queued
     bool may_block;            // may wait for another process: runs only while the host waits for the device
 };
-
 }  // namespace cuda_cpu
 
 // Both modes check only the calls of the capturing host thread. Relaxed mode (allocations allowed) is not emulated.
@@ -235,5 +234,4 @@ inline void set_card(const std::string& key) {
     run_all();
     chosen_card() = key.empty() ? nullptr : find_card(key);
 }
-
 }  // namespace cuda_cpu

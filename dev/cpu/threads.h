@@ -21,7 +21,6 @@
 #include "rounding.h"
 
 namespace cuda_cpu {
-
 // GOMP_SPINCOUNT, about 20 microseconds: one iteration of libgomp's loop (a load, on x86 also a pause) takes 5 to 60
 // ns. Sleeping and waking take 5 to 50 microseconds. Beside other programs most spinning is wasted: compared with no
 // spinning, 20 microseconds cost training up to a third and sampling half of its speed; 50 cost two thirds.
@@ -58,5 +57,4 @@ inline void choose_workers() {
     const uint64_t workers = number_of_environment("CUDA_CPU_THREADS", 0);
     if (workers > 0) omp_set_num_threads(static_cast<int>(std::min<uint64_t>(workers, 1024)));
 }
-
 }  // namespace cuda_cpu

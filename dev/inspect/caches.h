@@ -19,7 +19,6 @@
 #include <utility>
 
 namespace inspect {
-
 class L1 {
 public:
     void reset(uint64_t bytes) {
@@ -125,5 +124,4 @@ private:
     uint64_t fetched_ = 0, fetched_before_ = 0;   // sectors fetched by this block, and by all recorded ones before it
     std::unordered_map<uint64_t, Sector> sectors_;
 };
-
 }  // namespace inspect

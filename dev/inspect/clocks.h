@@ -15,7 +15,6 @@
 #include <vector>
 
 namespace inspect {
-
 using Tick = uint32_t;
 constexpr Tick NEVER = ~Tick{0};
 
@@ -90,5 +89,4 @@ inline Clock join(const Clock& a, const Clock& b) {
     last_b = b;
     return last = all;
 }
-
 }  // namespace inspect

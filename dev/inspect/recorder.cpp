@@ -37,7 +37,6 @@
 #include <nlohmann/json.hpp>
 
 namespace cuda_cpu::watch {
-
 using namespace inspect;
 using json = nlohmann::ordered_json;
 
@@ -1515,7 +1514,6 @@ static void entered(const void* caller) {
 static void left() {
     if (recording) me().stack = stacks.caller(me().stack);
 }
-
 }  // namespace cuda_cpu::watch
 
 // ==== calls by the compiler ==================================================================================

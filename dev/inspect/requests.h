@@ -13,7 +13,6 @@
 #include <array>
 
 namespace inspect {
-
 constexpr uint64_t SECTOR = 32, LINE = 128;
 constexpr unsigned BANKS = 32, WORD = 4;
 
@@ -76,5 +75,4 @@ struct Request {
         return result;
     }
 };
-
 }  // namespace inspect

@@ -13,7 +13,6 @@
 #include <unordered_map>
 
 namespace inspect {
-
 constexpr unsigned GRANULE = 16;
 constexpr uint32_t NONE = ~0u;
 
@@ -65,5 +64,4 @@ private:
     Page* last_page_ = nullptr;
     uint64_t last_page_number_ = 0;
 };
-
 }  // namespace inspect

@@ -4,7 +4,6 @@
 #include "../cooperative_groups.h"
 
 namespace cooperative_groups {
-
 template <class T> struct plus { T operator()(T x, T y) const { return x + y; } };
 template <class T> struct less { T operator()(T x, T y) const { return y < x ? y : x; } };
 template <class T> struct greater { T operator()(T x, T y) const { return x < y ? y : x; } };
@@ -15,5 +14,4 @@ __forceinline__ T reduce(const thread_block_tile<Size, Parent>& tile, T value, O
     for (unsigned flip = Size / 2; flip > 0; flip /= 2) value = operation(value, tile.shfl_xor(value, flip));
     return value;
 }
-
 }  // namespace cooperative_groups

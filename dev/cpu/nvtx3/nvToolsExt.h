@@ -5,13 +5,11 @@
 #include <vector>
 
 namespace cuda_cpu {
-
 // The names of the host thread's open ranges, innermost last.
 inline std::vector<std::string>& open_ranges() {
     static thread_local std::vector<std::string> names;
     return names;
 }
-
 }  // namespace cuda_cpu
 
 // Both return the nesting level of the range, from 0, as NVTX does. A pop without an open range returns -2.
