@@ -1,6 +1,5 @@
-// Tests of the emulator. `make -C dev/cpu test` builds and runs them at widths 32 and 1. Options: --list prints the
-// names of the sections; --only NAMES runs the sections whose names begin with one of NAMES. With any other argument
-// the program runs as the child process of a test: see run_as_child().
+// Tests of the emulator. `make -C dev/cpu test` builds and runs them at widths 32 and 1. With another argument than the
+// options of testing.h the program runs as the child process of a test: see run_as_child().
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #include <cublas_v2.h>
@@ -16,21 +15,16 @@
 
 #include <array>
 #include <cmath>
-#include <functional>
 #include <random>
-#include <sstream>
+
+#include "../tests/testing.h"
 
 extern __shared__ float4 dynamic_shared_memory[];
 
 // ==== the harness =======================================================================================
 
-static int passed = 0, failed = 0;
-
-static void expect(const std::string& what, bool holds) {
-    printf("%s  %s\n", holds ? "ok    " : "FAILED", what.c_str());
-    fflush(stdout);
-    ++(holds ? passed : failed);
-}
+// expect() of testing.h with the arguments in the other order, because conditions are long here.
+static void expect(const std::string& what, bool holds) { expect(holds, what); }
 
 // Expects holds(row) for each row of a table; prints the names of rows for which it is false.
 template <class Table, class Holds> static void expect_each(const std::string& what, const Table& table, Holds holds) {
@@ -87,8 +81,6 @@ static std::pair<std::string, int> run_child(const std::string& argument, const 
     const int status = pclose(pipe);
     return {output, WIFEXITED(status) ? WEXITSTATUS(status) : -1};
 }
-
-static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Returns whether a child process ends with this exit code and prints this text.
 static bool child_fails(int code, const std::string& text, const std::string& argument,
@@ -161,7 +153,7 @@ static bool missing_barrier_shows() {
     return !out.each([](size_t t, int read) { return t == 0 || read == static_cast<int>(t) - 1; });
 }
 
-static void test_blocks() {
+TEST("blocks") {
     expect("every thread of every block runs once, with its own indices", in_every_order([] {
               return every_thread_runs_once({5, 3, 2}, {4, 3, 5}) && every_thread_runs_once(1, 1) &&
                      every_thread_runs_once(1000, 1) && every_thread_runs_once(3, 1024);
@@ -210,7 +202,7 @@ template <class T> static bool shuffles_are_right() {
     return right;
 }
 
-static void test_warps() {
+TEST("warps") {
     expect("shuffles of 32 and 64 bits read the source lane within their width", in_every_order([] {
               return shuffles_are_right<int>() && shuffles_are_right<float>() && shuffles_are_right<double>();
           }));
@@ -268,7 +260,7 @@ static int run_fatal_error(const std::string& what) {
     return 0;
 }
 
-static void test_fatal_errors() {
+TEST("fatal errors") {
     if (WARP_SIZE == 32)
         expect("a deadlock is reported with its kernel, block and threads",
                child_fails(1,
@@ -298,7 +290,7 @@ static int print_workers(int argc, char** argv) {
     return 0;
 }
 
-static void test_workers() {
+TEST("workers") {
     const std::string before = "echo input | env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_NUM_THREADS=2 ";
     expect("a program that restarts itself with shorter spins keeps its arguments, variables and input",
            run_child("workers a '' 'two words'", before + "CUDA_CPU_THREADS=3").first ==
@@ -374,7 +366,7 @@ static bool symbols_are_copied() {
     return copied && out.values() == std::vector<float>({1, 2, 3, 1});
 }
 
-static void test_host() {
+TEST("host") {
     expect("shared memory up to the limit can be used, more is rejected", shared_memory_ends_at(227 << 10));
     bool right = true;
     for (dim3 grid : {dim3(0), dim3(1, 65536), dim3(1, 1, 65536), dim3(1, 0)})
@@ -416,7 +408,7 @@ template <class Work> static cudaGraphExec_t captured(cudaStream_t stream, cudaE
     return executable;
 }
 
-static void test_graphs() {
+TEST("graphs") {
     cudaStream_t stream;
     cudaEvent_t event;
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
@@ -471,7 +463,7 @@ static double ulps(float first, float last, float step, Function f, Exact exact)
     return worst;
 }
 
-static void test_numbers() {
+TEST("numbers") {
     const float infinity = INFINITY, nan = NAN, tenth = 0.1f;
     expect("__expf is within 2 ULP, and correct for infinity and NaN",
            ulps(-87.3f, 88.72f, 0.0007f, __expf, [](double x) { return std::exp(x); }) < 2 && __expf(-infinity) == 0 &&
@@ -570,7 +562,7 @@ template <class T> static void test_short_float(const std::string& name, const F
                std::isnan(decoded<T>(f.nan)) && packs_agree<T>());
 }
 
-static void test_short_floats() {
+TEST("short floats") {
     test_short_float<__nv_bfloat16>("bfloat16", {7, 127, 0x7f7f, 0x7f80, 0x7fff});
     test_short_float<__half>("half precision, also from double,", {10, 15, 0x7bff, 0x7c00, 0x7fff});
     test_short_float<__nv_fp8_e4m3>("E4M3", {3, 7, 0x7e, 0x7e, 0x7f});
@@ -797,7 +789,12 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
     expect(types + ": the other algorithms are correct, and `failing` fails", algorithms < 1 && std::isinf(p.error()));
 }
 
-static void test_fp8_products() {
+TEST("products: float") { test_products(CUDA_R_32F, CUDA_R_32F, "float"); }
+TEST("products: bf16 to float") { test_products(CUDA_R_16BF, CUDA_R_32F, "bf16 to float"); }
+TEST("products: bf16") { test_products(CUDA_R_16BF, CUDA_R_16BF, "bf16"); }
+TEST("products: fp16") { test_products(CUDA_R_16F, CUDA_R_16F, "fp16"); }
+
+TEST("products: fp8") {
     double worst = 0;
     constexpr std::array<cudaDataType_t, 2> kinds[] = {
         {CUDA_R_8F_E4M3, CUDA_R_8F_E4M3}, {CUDA_R_8F_E4M3, CUDA_R_8F_E5M2}, {CUDA_R_8F_E5M2, CUDA_R_8F_E4M3}};
@@ -914,7 +911,7 @@ static const Case fp8_cases[] = {
     {"address of D", invalid, [](Parts& p) { p.d_offset = 8; }},
 };
 
-static void test_rejected_products() {
+TEST("rejected products") {
     expect_each("unsupported products and mismatched sizes are rejected", cases,
                 [](const Case& c) { return has_status(c.status, false, c.change); });
     expect_each("FP8: unsupported types, transpositions, sizes, alignments and epilogues are rejected", fp8_cases,
@@ -955,7 +952,7 @@ static bool function_is_perturbed(float (*function)(float), uint64_t seed) {
     return differ > 50 && worst <= 3;
 }
 
-static void test_rounding() {
+TEST("rounding") {
     expect("CUDA_CPU_ROUNDING: products differ between seeds only by rounding; a seed always gives the same bits",
            product_is_perturbed(CUDA_R_32F) && product_is_perturbed(CUDA_R_16BF) && product_is_perturbed(CUDA_R_16F));
     struct { const char* name; float (*function)(float); } const functions[] = {
@@ -1005,7 +1002,7 @@ template <class T> static bool cublas_multiplies(cublasHandle_t handle, cudaData
     return right;
 }
 
-static void test_cublas() {
+TEST("cublas") {
     cublasHandle_t handle;
     cublasCreate(&handle);
     expect("cuBLAS: products of float and bfloat16 equal a plain loop",
@@ -1197,7 +1194,7 @@ template <Fault S = Fault::NONE> static bool boxes_are_copied(CUtensorMapSwizzle
     return right;
 }
 
-static void test_tensor_maps() {
+TEST("tensor maps") {
     void (*const rejected[])(MapRequest&) = {
         [](MapRequest& r) { r.data = reinterpret_cast<void*>(8); }, [](MapRequest& r) { r.data = nullptr; },
         [](MapRequest& r) { r.rank = 0; },            [](MapRequest& r) { r.rank = 6; },
@@ -1478,7 +1475,7 @@ static int run_operation(Operation operation) {
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 3;
 }
 
-static void test_tensor_cores() {
+TEST("tensor cores") {
     if (WARP_SIZE == 1) {
         expect("with WARP_SIZE 1, PTX instructions report that they need warps of 32 threads",
                child_fails(1, "need warps of 32 threads", "misuse1"));
@@ -1754,6 +1751,8 @@ static void test_captures(const char* card) {
     });
 }
 
+TEST("captures") { test_captures(""); }
+
 // ---- cuBLASLt and instructions
 
 static void promise(Parts& p, uint32_t bytes) { std::fill_n(p.preference.alignments, 4, bytes); }
@@ -1786,7 +1785,7 @@ static bool follows_capability(const cuda_cpu::Card& card, const Instruction& in
                                              " but it is an illegal instruction on " + card.name);
 }
 
-static void test_cards() {
+TEST("cards") {
     if (WARP_SIZE == 1) {
         expect("emulating a GPU with WARP_SIZE 1 is rejected",
                child_fails(2, "needs a build with -DWARP_SIZE=32", "global", "CUDA_CPU_CARD=h100"));
@@ -1837,7 +1836,7 @@ template <class T> static bool sums_of(T value) {
     return each_once;
 }
 
-static void test_atomics() {
+TEST("atomics") {
     expect("each atomicAdd returns a different sum, for int, unsigned, unsigned long long, float, double, bfloat16",
            sums_of<int>(2) && sums_of<unsigned>(3) && sums_of<unsigned long long>(1ull << 40) && sums_of<float>(0.5f) &&
                sums_of<double>(0.125) &&
@@ -1879,7 +1878,7 @@ __global__ void use_groups(unsigned* out) {
     out[rank] = 1 + wrong;
 }
 
-static void test_groups() {
+TEST("groups") {
     expect("shuffles, votes and reductions of blocks, tiles and tiles of tiles are correct", in_every_order([] {
               Array<unsigned> out(96);
               cuda_cpu::launch(use_groups, {1, dim3(24, 4)})(out.data);
@@ -1888,35 +1887,6 @@ static void test_groups() {
 }
 
 // ==== main ==============================================================================================
-
-struct Section {
-    std::string name;
-    std::function<void()> run;
-};
-static const Section sections[] = {
-    {"blocks", test_blocks},
-    {"warps", test_warps},
-    {"fatal errors", test_fatal_errors},
-    {"workers", test_workers},
-    {"host", test_host},
-    {"graphs", test_graphs},
-    {"numbers", test_numbers},
-    {"short floats", test_short_floats},
-    {"products: float", [] { test_products(CUDA_R_32F, CUDA_R_32F, "float"); }},
-    {"products: bf16 to float", [] { test_products(CUDA_R_16BF, CUDA_R_32F, "bf16 to float"); }},
-    {"products: bf16", [] { test_products(CUDA_R_16BF, CUDA_R_16BF, "bf16"); }},
-    {"products: fp16", [] { test_products(CUDA_R_16F, CUDA_R_16F, "fp16"); }},
-    {"products: fp8", test_fp8_products},
-    {"rejected products", test_rejected_products},
-    {"rounding", test_rounding},
-    {"cublas", test_cublas},
-    {"tensor maps", test_tensor_maps},
-    {"tensor cores", test_tensor_cores},
-    {"captures", [] { test_captures(""); }},
-    {"cards", test_cards},
-    {"atomics", test_atomics},
-    {"groups", test_groups},
-};
 
 // Runs a child process's part of a test; returns the exit code.
 static int run_as_child(const std::string& what) {
@@ -1931,18 +1901,5 @@ int main(int argc, char** argv) {
     const std::string first = argc > 1 ? argv[1] : "";
     if (first == "workers") return print_workers(argc, argv);
     if (argc == 2 && first != "--list") return run_as_child(first);
-    std::vector<std::string> wanted;   // prefixes of section names
-    std::istringstream names(argc == 3 && first == "--only" ? argv[2] : "");
-    for (std::string name; std::getline(names, name, ',');) wanted.push_back(name);
-    for (const Section& section : sections) {
-        const auto begins = [&](const std::string& word) { return section.name.rfind(word, 0) == 0; };
-        if (!wanted.empty() && std::none_of(wanted.begin(), wanted.end(), begins)) continue;
-        printf("%s\n", section.name.c_str());
-        if (first == "--list") continue;
-        const double begin = omp_get_wtime();
-        section.run();
-        printf("        %.1f s\n", omp_get_wtime() - begin);
-    }
-    if (first != "--list") printf("%d passed, %d failed\n", passed, failed);
-    return failed == 0 ? 0 : 1;
+    return run_tests(argc, argv, "CHILD'S ARGUMENT");
 }
