@@ -581,7 +581,7 @@ inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned f
     return error;
 }
 inline cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-    return cuda_cpu::give(priority, stream->priority);
+    return cuda_cpu::set_result(priority, stream->priority);
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
     return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
@@ -681,7 +681,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
 }
 
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0) {
-    return cuda_cpu::give(executable, new CUgraphExec_st{*graph});
+    return cuda_cpu::set_result(executable, new CUgraphExec_st{*graph});
 }
 
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
@@ -753,8 +753,8 @@ inline void describe_card(cudaDeviceProp& p, const Card& card) {
 }
 }  // namespace cuda_cpu
 
-inline cudaError_t cudaGetDeviceCount(int* count) { return cuda_cpu::give(count, cuda_cpu::device_count()); }
-inline cudaError_t cudaGetDevice(int* device) { return cuda_cpu::give(device, cuda_cpu::current_device); }
+inline cudaError_t cudaGetDeviceCount(int* count) { return cuda_cpu::set_result(count, cuda_cpu::device_count()); }
+inline cudaError_t cudaGetDevice(int* device) { return cuda_cpu::set_result(device, cuda_cpu::current_device); }
 inline cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= cuda_cpu::device_count()) return cuda_cpu::report(cudaErrorInvalidDevice);
     cuda_cpu::current_device = device;
@@ -782,7 +782,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
 }
 
 #define CUDART_VERSION 13000  // the CUDA version whose API these headers follow
-inline cudaError_t cudaRuntimeGetVersion(int* version) { return cuda_cpu::give(version, CUDART_VERSION); }
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return cuda_cpu::set_result(version, CUDART_VERSION); }
 inline cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 
 #include "atomics.h"

@@ -46,7 +46,7 @@ inline cudaError_t report(cudaError_t error) {
 }
 
 // For calls that return a value, or delete an object, and cannot fail.
-template <class T> inline cudaError_t give(T* to, T value) {
+template <class T> inline cudaError_t set_result(T* to, T value) {
     *to = value;
     return cudaSuccess;
 }
