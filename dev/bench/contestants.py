@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path += [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "scripts")]
+from runs import read_run
 from tokens import fail, write_shard    # noqa: F401
 from trainer import flags, printed_bytes, trace_steps
 
@@ -93,21 +94,6 @@ def write_tokens(path, vocab, count):
 
 
 # ==== Parsing ================================================================
-
-def read_log(path):
-    """Returns log.jsonl's "run" object and steps. The last line of a killed run may be incomplete; it is skipped."""
-    record, steps = None, []
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            record = entry.get("run", record)
-            if "ms" in entry:
-                steps.append(entry)
-    return record, steps
-
 
 def read_trace(trace):
     """Returns figures of a trace's second step: duration and kernel time in ms, median gap between kernels in us, and
@@ -202,8 +188,8 @@ class Ours(Contestant):
                        "schedule": "constant", "eval_every": 0, "sample_every": 0, "checkpoint_every": 0, **options,
                        "total_batch": tokens, "steps": steps, "peak": self.context.peak, **trace, "out": out + "/run"}
             done = run([self.program, "train", *flags(options)], limit).check()
-            record, lines = read_log(os.path.join(out, "run", "log.jsonl"))
-            result = {"ms": [line["ms"] for line in lines], "record": record,
+            log = read_run(os.path.join(out, "run"))
+            result = {"ms": [*log.series("ms").values()], "record": log.record,
                       "peak_bytes": printed_bytes(done.output, "in use on the device") or done.resident_bytes}
             if trace:
                 with open(trace["trace"], encoding="utf-8") as file:

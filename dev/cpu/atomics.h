@@ -4,12 +4,9 @@
 #include "cuda_runtime.h"
 
 namespace cuda_cpu {
-
 // For operations without a processor instruction: atomically replaces *address by change(*address), in a loop of
 // compare-and-swap on the bits. Returns the old value. Always writes, so that dev/inspect records the same accesses.
-template <class T, class Change>
-inline T atomic_update(T* address, Change change)
-{
+template <class T, class Change> inline T atomic_update(T* address, Change change) {
     T seen, next;
     __atomic_load(address, &seen, __ATOMIC_RELAXED);
     do {
@@ -18,12 +15,9 @@ inline T atomic_update(T* address, Change change)
     return seen;
 }
 
-template <class T>
-inline T atomic_sum(T* address, T value)
-{
+template <class T> inline T atomic_sum(T* address, T value) {
     return atomic_update(address, [=](T seen) { return seen + value; });
 }
-
 }  // namespace cuda_cpu
 
 // For the same types as in CUDA, which do not include `unsigned long` (size_t).
@@ -34,16 +28,13 @@ inline T atomic_sum(T* address, T value)
     inline T atomicOr(T* address, T value) { return __atomic_fetch_or(address, value, __ATOMIC_RELAXED); }            \
     inline T atomicXor(T* address, T value) { return __atomic_fetch_xor(address, value, __ATOMIC_RELAXED); }          \
     inline T atomicExch(T* address, T value) { return __atomic_exchange_n(address, value, __ATOMIC_RELAXED); }        \
-    inline T atomicMin(T* address, T value)                                                                           \
-    {                                                                                                                 \
+    inline T atomicMin(T* address, T value) {                                                                         \
         return cuda_cpu::atomic_update(address, [=](T seen) { return seen < value ? seen : value; });                 \
     }                                                                                                                 \
-    inline T atomicMax(T* address, T value)                                                                           \
-    {                                                                                                                 \
+    inline T atomicMax(T* address, T value) {                                                                         \
         return cuda_cpu::atomic_update(address, [=](T seen) { return seen < value ? value : seen; });                 \
     }                                                                                                                 \
-    inline T atomicCAS(T* address, T compare, T value)                                                                \
-    {                                                                                                                 \
+    inline T atomicCAS(T* address, T compare, T value) {                                                              \
         __atomic_compare_exchange_n(address, &compare, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);             \
         return compare;                                                                                               \
     }
@@ -54,15 +45,13 @@ CUDA_CPU_ATOMICS(unsigned long long)
 
 inline float atomicAdd(float* address, float value) { return cuda_cpu::atomic_sum(address, value); }
 inline double atomicAdd(double* address, double value) { return cuda_cpu::atomic_sum(address, value); }
-inline float atomicExch(float* address, float value)
-{
+inline float atomicExch(float* address, float value) {
     float before;
     __atomic_exchange(address, &value, &before, __ATOMIC_RELAXED);
     return before;
 }
 
 // Increments *address; after the bound it wraps to 0. Returns the old value.
-inline unsigned atomicInc(unsigned* address, unsigned bound)
-{
+inline unsigned atomicInc(unsigned* address, unsigned bound) {
     return cuda_cpu::atomic_update(address, [=](unsigned seen) { return seen >= bound ? 0 : seen + 1; });
 }

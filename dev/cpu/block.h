@@ -22,7 +22,6 @@ alignas(1024) inline thread_local float4 dynamic_shared_memory[cuda_cpu::max_sha
 // ==== fibers ============================================================================================
 
 namespace cuda_cpu {
-
 // An execution context: a fiber with its own stack, or the worker's original stack.
 struct Context {
     boost::context::detail::fcontext_t where = nullptr;  // where to resume; valid while it is suspended
@@ -34,8 +33,7 @@ struct Context {
 inline thread_local Context* running = nullptr;
 
 // Completes a switch: the resumed context stores where the context that it switched from can resume.
-CUDA_CPU_NO_TSAN inline void finish_switch(boost::context::detail::transfer_t from)
-{
+CUDA_CPU_NO_TSAN inline void finish_switch(boost::context::detail::transfer_t from) {
     Context& left = *static_cast<Context*>(from.data);
     left.where = from.fctx;
 #ifdef __SANITIZE_ADDRESS__
@@ -44,8 +42,7 @@ CUDA_CPU_NO_TSAN inline void finish_switch(boost::context::detail::transfer_t fr
 }
 
 // Suspends the running context and resumes target. Returns when another context switches back.
-CUDA_CPU_NO_TSAN inline void switch_to(Context& target)
-{
+CUDA_CPU_NO_TSAN inline void switch_to(Context& target) {
     Context* left = running;
     running = &target;
 #ifdef __SANITIZE_ADDRESS__
@@ -65,8 +62,7 @@ public:
     // Stacks at equal offsets in a page would compete for the same sets of the L1 cache. So 64 consecutive fibers start
     // at 64 different cache lines of a page, with a stride of 5 lines (5 and 64 have no common factor).
     Fiber(unsigned number, void (*body)(boost::context::detail::transfer_t))
-        : memory_(new char[slack + fiber_stack_bytes + 4096])
-    {
+        : memory_(new char[slack + fiber_stack_bytes + 4096]) {
         lowest_ = memory_.get() + slack + number * 5 % 64 * 64;
         memcpy(lowest_, &canary, sizeof(canary));
         stack = lowest_;
@@ -103,8 +99,7 @@ struct Launch {
 inline thread_local const Launch* launched = nullptr;
 
 // Reports an error in a kernel and ends the process, because a worker cannot unwind the stacks of its fibers.
-[[noreturn]] inline void die(const std::string& what)
-{
+[[noreturn]] inline void die(const std::string& what) {
     const Launch& launch = *launched;
     watch::fatal_error(what.c_str());
     fflush(stdout);
@@ -131,8 +126,11 @@ public:
     // Computes a warp collective for all participating lanes. The last thread to arrive calls it.
     using WarpWork = void (*)(void* const* operand_of_lane, unsigned lanes);
 
-    void prepare(const Launch& launch)
-    {
+    static Block& of_this_worker() {
+        static thread_local Block block;
+        return block;
+    }
+    void prepare(const Launch& launch) {
         launch_ = &launch;
         const dim3 dim = launch.block;
         if (dim.x == dim_.x && dim.y == dim_.y && dim.z == dim_.z) return;
@@ -145,8 +143,7 @@ public:
     }
 
     // Runs one block. Returns when all its threads have ended.
-    CUDA_CPU_NO_TSAN void run(uint64_t block_number)
-    {
+    CUDA_CPU_NO_TSAN void run(uint64_t block_number) {
         const unsigned count = static_cast<unsigned>(threads_.size());
         alive_ = count;
         started_ = ready_first_ = ready_count_ = waiting_at_barrier_ = parked_ = 0;
@@ -159,8 +156,7 @@ public:
     }
 
     // Blocks until all threads that have not ended are at the barrier.
-    void barrier(const char* name)
-    {
+    void barrier(const char* name) {
         threads_[current_].waits_for = name;
         waiting_at_barrier_++;
         try_barrier();
@@ -169,8 +165,7 @@ public:
 
     // Executes a collective of the lanes in the mask. Each lane passes its operand and waits. When all lanes have
     // arrived (except those whose thread has ended), the last one calls work() for all, and they resume.
-    void collective(const char* name, unsigned mask, void* operand, WarpWork work)
-    {
+    void collective(const char* name, unsigned mask, void* operand, WarpWork work) {
         const unsigned lane = current_ % WARP_SIZE;
         if ((mask >> lane & 1) == 0)
             die("thread " + std::to_string(current_) + " calls " + name + " with a mask that excludes its own lane");
@@ -186,8 +181,7 @@ public:
     }
 
     // Suspends the thread until another one calls unpark(what). The deadlock report shows the number.
-    void park(const char* name, const void* what, unsigned number)
-    {
+    void park(const char* name, const void* what, unsigned number) {
         Thread& me = threads_[current_];
         me.waits_for = name;
         me.parked_at = what;
@@ -196,8 +190,7 @@ public:
         wait();
     }
     // Makes the threads that are parked at `what` ready.
-    void unpark(const void* what)
-    {
+    void unpark(const void* what) {
         for (unsigned t = 0; t < threads_.size() && parked_ > 0; t++) {
             if (threads_[t].parked_at != what) continue;
             threads_[t].parked_at = nullptr;
@@ -207,8 +200,7 @@ public:
     }
 
     // Lets other threads run; the current thread stays ready.
-    void yield()
-    {
+    void yield() {
         make_ready(current_);
         wait();
     }
@@ -238,15 +230,13 @@ private:
 
     static constexpr unsigned no_thread = ~0u;
 
-    void make_ready(unsigned t)
-    {
+    void make_ready(unsigned t) {
         threads_[t].waits_for = nullptr;
         ready_[(ready_first_ + ready_count_++) % max_threads] = static_cast<uint16_t>(t);
     }
 
     // Returns the thread that runs next: a ready one or one that has not started, or no_thread if there is neither.
-    unsigned pick()
-    {
+    unsigned pick() {
         const unsigned fresh = static_cast<unsigned>(threads_.size()) - started_;
         // Under an odd seed, mostly the last thread to become ready runs, so that one warp runs as far ahead of the
         // others as barriers allow. A uniform choice would keep the warps close together.
@@ -271,23 +261,20 @@ private:
     }
 
     // Completes pending copies until a thread is ready and returns it; reports a deadlock if none becomes ready.
-    __attribute__((noinline, cold)) unsigned pick_later()
-    {
+    __attribute__((noinline, cold)) unsigned pick_later() {
         while (background != nullptr && background->advance())
             if (const unsigned t = pick(); t != no_thread) return t;
         deadlock();
     }
 
-    CUDA_CPU_NO_TSAN void enter(unsigned t)
-    {
+    CUDA_CPU_NO_TSAN void enter(unsigned t) {
         current_ = t;
         threadIdx = threads_[t].index;
         watch::thread_resumed(t);
     }
 
     // Runs other threads until the scheduler picks this one again.
-    CUDA_CPU_NO_TSAN void wait()
-    {
+    CUDA_CPU_NO_TSAN void wait() {
         const unsigned me = current_;
         unsigned next = pick();
         if (next == no_thread) next = pick_later();
@@ -299,8 +286,7 @@ private:
 
     // ---- fibers: each runs one thread after another
 
-    Fiber* idle_fiber()
-    {
+    Fiber* idle_fiber() {
         if (idle_.empty()) {
             fibers_.push_back(std::make_unique<Fiber>(static_cast<unsigned>(fibers_.size()), fiber_body));
             idle_.push_back(fibers_.back().get());
@@ -310,14 +296,12 @@ private:
         return fiber;
     }
 
-    CUDA_CPU_NO_TSAN static void fiber_body(boost::context::detail::transfer_t from)
-    {
+    CUDA_CPU_NO_TSAN static void fiber_body(boost::context::detail::transfer_t from) {
         finish_switch(from);
         for (Block& block = of_this_worker();;) block.run_thread();
     }
 
-    CUDA_CPU_NO_TSAN void run_thread()
-    {
+    CUDA_CPU_NO_TSAN void run_thread() {
         watch::thread_started(current_);
         launch_->call(launch_->kernel_and_arguments);
         Fiber* fiber = threads_[current_].fiber;
@@ -342,8 +326,7 @@ private:
     }
 
     // Ends the current thread, and completes the barriers and collectives that waited only for it.
-    void end_thread()
-    {
+    void end_thread() {
         threads_[current_].fiber = nullptr;
         alive_--;
         watch::thread_ended(current_);
@@ -360,8 +343,7 @@ private:
     // ---- completion of barriers and collectives
 
     // If all threads are at the barrier, makes them ready, in the order of their indices.
-    void try_barrier()
-    {
+    void try_barrier() {
         if (waiting_at_barrier_ < alive_) return;
         waiting_at_barrier_ = 0;
         watch::barrier_completed("__syncthreads");
@@ -370,8 +352,7 @@ private:
     }
 
     // If all lanes have arrived at the collective in which thread t waits, executes it and makes its lanes ready.
-    void try_collective(unsigned t)
-    {
+    void try_collective(unsigned t) {
         const unsigned first = t / WARP_SIZE * WARP_SIZE;
         Warp& warp = warps_[t / WARP_SIZE];
         const unsigned mask = threads_[t].mask, lanes = mask & warp.alive;
@@ -392,8 +373,7 @@ private:
 
     // ---- seeds and reports
 
-    void shuffle_order(uint64_t block_number)
-    {
+    void shuffle_order(uint64_t block_number) {
         random_.state = launch_->seed ^ (block_number + 1) * 0xd1342543de82ef95;
         order_.resize(threads_.size());
         for (unsigned i = 0; i < order_.size(); i++) {
@@ -403,8 +383,7 @@ private:
         }
     }
 
-    std::string state_of(unsigned t) const
-    {
+    std::string state_of(unsigned t) const {
         const Thread& thread = threads_[t];
         if (thread.waits_for == nullptr) return "ended";
         if (thread.parked_at != nullptr && background != nullptr)
@@ -415,8 +394,7 @@ private:
     }
 
     // Reports the states of the threads, one line for each distinct state, and ends the process.
-    [[noreturn]] void deadlock() const
-    {
+    [[noreturn]] void deadlock() const {
         std::vector<std::pair<std::string, std::string>> lines;  // (state, threads in that state)
         for (unsigned first = 0, t = 1; first < threads_.size(); first = t) {
             const std::string state = state_of(first);
@@ -431,14 +409,6 @@ private:
         die(what);
     }
 
-public:
-    static Block& of_this_worker()
-    {
-        static thread_local Block block;
-        return block;
-    }
-
-private:
     const Launch* launch_ = nullptr;
     dim3 dim_{0, 0, 0};
     std::vector<Thread> threads_;
@@ -463,8 +433,7 @@ inline thread_local Block* block = nullptr;
 // ==== warp and block collectives ========================================================================
 
 // Executes a warp collective; see Block::collective.
-inline void warp_collective(const char* name, unsigned mask, void* operand, Block::WarpWork work)
-{
+inline void warp_collective(const char* name, unsigned mask, void* operand, Block::WarpWork work) {
     if (block != nullptr) {
         block->collective(name, mask, operand, work);
     } else {
@@ -473,8 +442,7 @@ inline void warp_collective(const char* name, unsigned mask, void* operand, Bloc
 }
 
 // Implements all shuffles. Returns the value of lane `from`, or the lane's own value if `from` does not take part.
-template <class T> inline T shuffle(const char* name, unsigned mask, T value, unsigned from)
-{
+template <class T> inline T shuffle(const char* name, unsigned mask, T value, unsigned from) {
     if (WARP_SIZE == 1) return value;
     struct Operand { T value, result; unsigned from; } mine{value, value, from};
     warp_collective(name, mask, &mine, [](void* const* operands, unsigned lanes) {
@@ -487,14 +455,12 @@ template <class T> inline T shuffle(const char* name, unsigned mask, T value, un
 }
 
 // Returns the index of the current thread in its warp.
-inline unsigned lane()
-{
+inline unsigned lane() {
     return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % WARP_SIZE;
 }
 
 // Returns a mask of the lanes whose `yes` is true.
-inline unsigned ballot(const char* name, unsigned mask, bool yes)
-{
+inline unsigned ballot(const char* name, unsigned mask, bool yes) {
     if (WARP_SIZE == 1) return yes;
     struct Operand { bool yes; unsigned result; } mine{yes, 0};
     warp_collective(name, mask, &mine, [](void* const* operands, unsigned lanes) {
@@ -506,17 +472,14 @@ inline unsigned ballot(const char* name, unsigned mask, bool yes)
     });
     return mine.result;
 }
-
 }  // namespace cuda_cpu
 
-CUDA_CPU_INSTRUCTION void __syncthreads()
-{
+CUDA_CPU_INSTRUCTION void __syncthreads() {
     if (cuda_cpu::watch::is_removed("__syncthreads", cuda_cpu::watch::call_site())) return;
     if (cuda_cpu::block != nullptr) cuda_cpu::block->barrier("__syncthreads");
 }
 
-CUDA_CPU_INSTRUCTION void __syncwarp(unsigned mask = 0xffffffff)
-{
+CUDA_CPU_INSTRUCTION void __syncwarp(unsigned mask = 0xffffffff) {
     if (WARP_SIZE == 1 || cuda_cpu::watch::is_removed("__syncwarp", cuda_cpu::watch::call_site())) return;
     cuda_cpu::warp_collective("__syncwarp", mask, nullptr, [](void* const*, unsigned) {});
 }
@@ -526,29 +489,25 @@ inline int __all_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__all_s
 
 // The four shuffles differ in the lane that a thread reads from. `width` divides the warp into segments; a lane whose
 // source is in another segment keeps its own value.
-template <class T> inline T __shfl_sync(unsigned mask, T value, int from, int width = WARP_SIZE)
-{
+template <class T> inline T __shfl_sync(unsigned mask, T value, int from, int width = WARP_SIZE) {
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
     return cuda_cpu::shuffle("__shfl_sync", mask, value,
                               lane / segment * segment + static_cast<unsigned>(from) % segment);
 }
 
-template <class T> inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = WARP_SIZE)
-{
+template <class T> inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = WARP_SIZE) {
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width),
                    from = lane ^ static_cast<unsigned>(flip);
     // As in CUDA, this shuffle can read from earlier segments, but not from later ones.
     return cuda_cpu::shuffle("__shfl_xor_sync", mask, value, from < (lane / segment + 1) * segment ? from : lane);
 }
 
-template <class T> inline T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
-{
+template <class T> inline T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE) {
     const unsigned lane = cuda_cpu::lane(), place = lane % static_cast<unsigned>(width);
     return cuda_cpu::shuffle("__shfl_up_sync", mask, value, place >= distance ? lane - distance : lane);
 }
 
-template <class T> inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE)
-{
+template <class T> inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE) {
     const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
     return cuda_cpu::shuffle("__shfl_down_sync", mask, value,
                               lane % segment + distance < segment ? lane + distance : lane);

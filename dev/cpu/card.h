@@ -12,7 +12,6 @@
 #include <string>
 
 namespace cuda_cpu {
-
 constexpr size_t kib = 1 << 10, mib = 1 << 20;
 
 // Properties of all GPUs of a compute capability. Sources: CUDA C++ Programming Guide, "Technical Specifications per
@@ -92,8 +91,7 @@ constexpr int registers_per_block = 64 * 1024;
 constexpr size_t context_bytes = 500 * mib;
 
 // Returns the entry of a GPU; ends the program if the table has no such GPU.
-inline const Card* find_card(const std::string& key)
-{
+inline const Card* find_card(const std::string& key) {
     const Card* found = std::find_if(std::begin(cards), std::end(cards), [&](const Card& c) { return key == c.key; });
     if (found != std::end(cards)) return found;
     std::string keys;
@@ -103,8 +101,7 @@ inline const Card* find_card(const std::string& key)
 }
 
 // The GPU that CUDA_CPU_CARD names; tests change it.
-inline const Card*& chosen_card()
-{
+inline const Card*& chosen_card() {
     static const Card* value = [] {
         const char* key = getenv("CUDA_CPU_CARD");
         return key == nullptr || *key == 0 ? nullptr : find_card(key);
@@ -114,5 +111,4 @@ inline const Card*& chosen_card()
 
 // Returns the GPU that is emulated, or null: then the device reports the properties of the CPU.
 inline const Card* card() { return chosen_card(); }
-
 }  // namespace cuda_cpu

@@ -5,7 +5,6 @@
 #include "cuda_runtime.h"
 
 namespace cooperative_groups {
-
 class thread_block {
 public:
     static void sync() { __syncthreads(); }
@@ -16,18 +15,14 @@ public:
 inline thread_block this_thread_block() { return {}; }
 
 // Size consecutive lanes of a warp. The meta group is the set of all tiles of the partitioned group.
-template <unsigned Size, class Parent = void>
-class thread_block_tile {
+template <unsigned Size, class Parent = void> class thread_block_tile {
     static_assert(Size > 0 && Size <= warpSize && (Size & (Size - 1)) == 0,
                   "a tile must have 1, 2, 4, 8, 16 or 32 threads, at most a warp");
 
 public:
     thread_block_tile(unsigned rank, unsigned count) : rank_(rank), count_(count) {}
-    template <class Other>
-    thread_block_tile(const thread_block_tile<Size, Other>& other)
-        : rank_(other.meta_group_rank()), count_(other.meta_group_size())
-    {
-    }
+    template <class Other> thread_block_tile(const thread_block_tile<Size, Other>& other)
+        : rank_(other.meta_group_rank()), count_(other.meta_group_size()) {}
 
     static unsigned thread_rank() { return cuda_cpu::lane() % Size; }
     static constexpr unsigned num_threads() { return Size; }
@@ -50,12 +45,9 @@ private:
     unsigned rank_, count_;
 };
 
-template <unsigned Size, class Parent>
-inline thread_block_tile<Size, Parent> tiled_partition(const Parent& parent)
-{
+template <unsigned Size, class Parent> inline thread_block_tile<Size, Parent> tiled_partition(const Parent& parent) {
     return {parent.thread_rank() / Size, (parent.num_threads() + Size - 1) / Size};
 }
 
 template <class Group> inline void sync(const Group& group) { group.sync(); }
-
 }  // namespace cooperative_groups

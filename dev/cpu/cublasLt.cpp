@@ -14,7 +14,6 @@
 #endif
 
 namespace cuda_cpu {
-
 const char* const no_onednn_notice =
     "matrix products run in a slow plain loop. For fast ones install oneDNN (Debian, Ubuntu: apt install libdnnl-dev) "
     "and rebuild with -DHAVE_ONEDNN and -ldnnl";
@@ -26,8 +25,7 @@ namespace {
 constexpr const char* algorithm_names[] = {"fast", "plain", "slow", "in_place", "refused", "failing", "coarse"};
 
 // Returns the algorithms that CUDA_CPU_MATMULS lists.
-const std::vector<Algorithm>& offered_algorithms()
-{
+const std::vector<Algorithm>& offered_algorithms() {
     static const std::vector<Algorithm> value = [] {
         const char* text = getenv("CUDA_CPU_MATMULS");
         std::vector<Algorithm> offered;
@@ -50,15 +48,13 @@ const std::vector<Algorithm>& offered_algorithms()
 // On an emulated GPU an algorithm requires the alignment that the preference promised: algo.data[1] is the smallest of
 // the four, at most 16 bytes. 0: no requirement. (cublasLtMatmulPreferenceAttributes_t, MIN_ALIGNMENT)
 constexpr uint32_t full_alignment = 16;
-bool all_aligned(uint64_t bytes, std::initializer_list<const void*> operands)
-{
+bool all_aligned(uint64_t bytes, std::initializer_list<const void*> operands) {
     return bytes == 0 || std::all_of(operands.begin(), operands.end(),
                                      [=](const void* x) { return reinterpret_cast<uintptr_t>(x) % bytes == 0; });
 }
 
 // Returns whether cublasLtMatmul accepts the algorithm.
-bool usable(const cublasLtMatmulAlgo_t& algorithm)
-{
+bool usable(const cublasLtMatmulAlgo_t& algorithm) {
     return algorithm.data[0] < std::size(algorithm_names) && algorithm.data[1] <= full_alignment &&
            algorithm.data[0] != static_cast<uint64_t>(Algorithm::refused) &&
            std::all_of(algorithm.data + 2, std::end(algorithm.data), [](uint64_t word) { return word == 0; });
@@ -90,29 +86,25 @@ struct Source {
 };
 
 // Returns the address of element `index`.
-template <class Void> Void* at(Void* base, cudaDataType_t type, int64_t index)
-{
+template <class Void> Void* at(Void* base, cudaDataType_t type, int64_t index) {
     using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
     return static_cast<Byte*>(base) + index * static_cast<int64_t>(bytes_of(type));
 }
 
 // Convert `count` contiguous elements of any type to floats, and back.
-template <class T> void load(float* to, const T* from, int64_t count)
-{
+template <class T> void load(float* to, const T* from, int64_t count) {
     int64_t i = 0;
     for (; i + 16 <= count; i += 16)
         to_floats(reinterpret_cast<float(&)[16]>(to[i]), reinterpret_cast<const T(&)[16]>(from[i]));
     for (; i < count; i++) to[i] = static_cast<float>(from[i]);
 }
-template <class T> void store(T* to, const float* from, int64_t count)
-{
+template <class T> void store(T* to, const float* from, int64_t count) {
     int64_t i = 0;
     for (; i + 16 <= count; i += 16)
         from_floats(reinterpret_cast<T(&)[16]>(to[i]), reinterpret_cast<const float(&)[16]>(from[i]));
     for (; i < count; i++) to[i] = from[i];
 }
-void load(float* to, const void* from, cudaDataType_t type, int64_t count)
-{
+void load(float* to, const void* from, cudaDataType_t type, int64_t count) {
     switch (type) {
     case CUDA_R_16F: return load(to, static_cast<const __half*>(from), count);
     case CUDA_R_16BF: return load(to, static_cast<const __nv_bfloat16*>(from), count);
@@ -121,8 +113,7 @@ void load(float* to, const void* from, cudaDataType_t type, int64_t count)
     default: std::copy_n(static_cast<const float*>(from), count, to);
     }
 }
-void store(void* to, const float* from, cudaDataType_t type, int64_t count)
-{
+void store(void* to, const float* from, cudaDataType_t type, int64_t count) {
     switch (type) {
     case CUDA_R_16F: return store(static_cast<__half*>(to), from, count);
     case CUDA_R_16BF: return store(static_cast<__nv_bfloat16*>(to), from, count);
@@ -133,8 +124,7 @@ void store(void* to, const float* from, cudaDataType_t type, int64_t count)
 // ---- scratch memory of a worker, which it keeps for its next product: float sums, copies of operands
 
 enum class Scratch { sums, a, b, panels_a, panels_b };
-float* scratch(Scratch kind, int64_t count)
-{
+float* scratch(Scratch kind, int64_t count) {
     static thread_local std::vector<float> memory[5];
     auto& numbers = memory[static_cast<int>(kind)];
     if (numbers.size() < static_cast<size_t>(count)) numbers = std::vector<float>(count);
@@ -143,8 +133,7 @@ float* scratch(Scratch kind, int64_t count)
 
 // Copies a matrix, which may be stored transposed, to contiguous columns of bfloat16 or float, multiplied by factor.
 const void* expanded(Scratch kind, cudaDataType_t to_type, const void* from, cudaDataType_t type, int64_t ld,
-                     int64_t rows, int64_t columns, float factor, bool transposed = false)
-{
+                     int64_t rows, int64_t columns, float factor, bool transposed = false) {
     void* const to = scratch(kind, rows * columns);
     constexpr int64_t piece = 256;
 #pragma omp parallel for
@@ -166,8 +155,7 @@ constexpr int64_t panel = 64, group = 4;  // rows and columns of a register tile
 
 // Packs a matrix of rows x k elements, contiguous along k or along rows, into panels [k][width], padded with zeros.
 float* packed(Scratch kind, const void* from, cudaDataType_t type, int64_t ld, bool k_is_contiguous, int64_t rows,
-              int64_t k, int64_t width)
-{
+              int64_t k, int64_t width) {
     const int64_t panels = (rows + width - 1) / width;
     float* const to = scratch(kind, panels * width * k);
 #pragma omp parallel for
@@ -193,8 +181,7 @@ constexpr int64_t vector_size = sizeof(Vector) / sizeof(float);
 
 // Computes rows x columns of D from panel `a` [k][panel] and panel `b` [k][group].
 void multiply_panels(const Product& p, const float* a, const float* b, float* d, int64_t ldd, int64_t rows,
-                     int64_t columns)
-{
+                     int64_t columns) {
     Vector sum[group][panel / vector_size] = {};
     for (int64_t k = 0; k < p.k; k++) {
         const Vector* column = reinterpret_cast<const Vector*>(a + k * panel);
@@ -208,8 +195,7 @@ void multiply_panels(const Product& p, const float* a, const float* b, float* d,
     }
 }
 
-void plain_product(const Product& p, const void* a, const void* b, const Target& d)
-{
+void plain_product(const Product& p, const void* a, const void* b, const Target& d) {
     const float* A = packed(Scratch::panels_a, a, p.type_a, p.lda, p.transpose_a, p.m, p.k, panel);
     const float* B = packed(Scratch::panels_b, b, p.type_b, p.ldb, !p.transpose_b, p.n, p.k, group);
     float* const out = static_cast<float*>(d.data);
@@ -224,8 +210,7 @@ void plain_product(const Product& p, const void* a, const void* b, const Target&
 // would first copy A to its own tile layout.) Each sum runs over k in the same order for any number of workers.
 
 // Computes rows [begin, begin + count) of op(A) x.
-void multiply_rows(float* sums, const Product& p, const void* a, const float* x, int64_t begin, int64_t count)
-{
+void multiply_rows(float* sums, const Product& p, const void* a, const float* x, int64_t begin, int64_t count) {
     constexpr int64_t piece = 256;
     float y[piece];
     if (p.transpose_a) {  // rows of op(A) are contiguous
@@ -250,8 +235,7 @@ void multiply_rows(float* sums, const Product& p, const void* a, const float* x,
     }
 }
 
-void vector_product(const Product& p, const void* a, const void* b, float* d)
-{
+void vector_product(const Product& p, const void* a, const void* b, float* d) {
     constexpr int64_t min_parallel = 1 << 16, unit = 64;  // min. elements of A for several workers; rows per unit
     std::vector<float> x(p.k), sums(p.m);
     for (int64_t k = 0; k < p.k; k++) load(&x[k], at(b, p.type_b, p.transpose_b ? k * p.ldb : k), p.type_b, 1);
@@ -263,8 +247,7 @@ void vector_product(const Product& p, const void* a, const void* b, float* d)
 }
 
 // Clears the last 4 of the 24 significand bits of each sum.
-void coarsen(const Product& p, const Target& sums)
-{
+void coarsen(const Product& p, const Target& sums) {
     constexpr uint32_t cleared = 0xf;
     for (int64_t column = 0; column < p.n; column++) {
         float* const begin = static_cast<float*>(sums.data) + column * sums.ld;
@@ -277,8 +260,7 @@ void coarsen(const Product& p, const Target& sums)
 // GELU in its tanh form, x/2 (1 + tanh u) = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
 float gelu_gate(float x) { return 1 / (1 + __expf(-1.5957691216f * (x + 0.044715f * x * x * x))); }
 float gelu(float x) { return x * gelu_gate(x); }
-float gelu_derivative(float x)
-{
+float gelu_derivative(float x) {
     const float gate = gelu_gate(x);
     return gate + x * gate * (1 - gate) * 1.5957691216f * (1 + 3 * 0.044715f * x * x);
 }
@@ -287,21 +269,18 @@ float gelu_derivative(float x)
 // matrix is read or written.
 constexpr uint32_t has_bias = 4, has_bias_gradient = 16, has_gelu = 32, has_derivative = 64, has_aux = 128;
 
-cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Product& p, cudaDataType_t type_of_d)
-{
+cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Product& p, cudaDataType_t type_of_d) {
     if (desc.bias_type >= 0) return static_cast<cudaDataType_t>(desc.bias_type);
     return is_fp8(p.type_a) && type_of_d == CUDA_R_32F ? CUDA_R_16BF : type_of_d;
 }
 
-cudaDataType_t type_of_aux(const cublasLtMatmulDescOpaque_t& desc, cudaDataType_t type_of_d)
-{
+cudaDataType_t type_of_aux(const cublasLtMatmulDescOpaque_t& desc, cudaDataType_t type_of_d) {
     return desc.aux_type < 0 ? type_of_d : static_cast<cudaDataType_t>(desc.aux_type);
 }
 
 // Computes D = epilogue(alpha sums + beta C), a piece of a column at a time.
 void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums, float alpha, float beta,
-            const Source& c, const Target& d)
-{
+            const Source& c, const Target& d) {
     constexpr int64_t piece = 256;
     const auto bias_type = type_of_bias(desc, p, d.type);
     const auto aux_type = type_of_aux(desc, d.type);
@@ -335,8 +314,7 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
 
 // Computes the bias gradient: the sums of the rows of D, as it is stored. The order does not depend on the number of
 // workers.
-void sum_rows(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& d)
-{
+void sum_rows(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& d) {
     constexpr int64_t piece = 64;
     const auto bias_type = type_of_bias(desc, p, d.type);
 #pragma omp parallel for
@@ -358,8 +336,7 @@ void sum_rows(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Ta
 #ifdef HAVE_ONEDNN
 // Uses oneDNN's sgemm, which is faster than its matmul primitive on nearly all shapes of a GPT, up to 2.5 times where a
 // leading dimension is a multiple of 1024.
-bool onednn_float(const Product& p, const void* a, const void* b, const Target& d)
-{
+bool onednn_float(const Product& p, const void* a, const void* b, const Target& d) {
     return dnnl_sgemm(p.transpose_b ? 'T' : 'N', p.transpose_a ? 'T' : 'N', p.n, p.m, p.k, p.alpha,
                       static_cast<const float*>(b), p.ldb, static_cast<const float*>(a), p.lda, p.beta,
                       static_cast<float*>(d.data), d.ld) == dnnl_success;
@@ -371,19 +348,16 @@ struct Primitive {
     std::unordered_map<int, dnnl::memory> arguments;
 };
 
-dnnl::engine& onednn_engine()
-{
+dnnl::engine& onednn_engine() {
     static dnnl::engine value(dnnl::engine::kind::cpu, 0);
     return value;
 }
 
-dnnl::memory::data_type onednn_type(cudaDataType_t type)
-{
+dnnl::memory::data_type onednn_type(cudaDataType_t type) {
     return type == CUDA_R_16BF ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
-Primitive make_primitive(const Product& p, const Target& d, bool has_bias, cudaDataType_t bias_type)
-{
+Primitive make_primitive(const Product& p, const Target& d, bool has_bias, cudaDataType_t bias_type) {
     using dims = dnnl::memory::dims;
     const auto matrix = [](int64_t rows, int64_t columns, cudaDataType_t type, bool transposed, int64_t ld) {
         const int64_t size = ld * (transposed ? columns : rows);
@@ -425,8 +399,7 @@ Primitive make_primitive(const Product& p, const Target& d, bool has_bias, cudaD
 
 // Returns false if oneDNN cannot compute the product: bfloat16 needs a processor with AVX-512.
 bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Target& d, const void* bias,
-                     cudaDataType_t bias_type)
-{
+                     cudaDataType_t bias_type) {
     const std::tuple key{p.m,     p.n,    p.k,    p.transpose_a, p.transpose_b,   p.lda,    p.ldb,
                          p.alpha, p.beta, d.type, d.ld,          bias != nullptr, bias_type};
     // One cache per worker, because the calls below change the memory objects.
@@ -450,8 +423,7 @@ bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Targe
 
 // Computes a product by oneDNN. 16-bit operands for which the processor has no instructions (on most, half precision)
 // are first converted to contiguous floats.
-bool onednn_product(const Product& p, const void* a, const void* b, const Target& d)
-{
+bool onednn_product(const Product& p, const void* a, const void* b, const Target& d) {
     if (p.type_a == CUDA_R_32F) return onednn_float(p, a, b, d);
     if (p.type_a == CUDA_R_16BF && onednn_bfloat16(p, a, b, d, nullptr, CUDA_R_32F)) return true;
     Product wide = p;
@@ -467,8 +439,7 @@ bool onednn_product(const Product& p, const void* a, const void* b, const Target
 // for others. Each worker computes a part of the columns, adds beta C and applies the epilogue while they are in its
 // cache.
 bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const void* a, const void* b, float beta,
-                   const Source& c, const Target& d)
-{
+                   const Source& c, const Target& d) {
     constexpr int64_t max_elements = 1 << 19, min_columns = 64;  // of A; per worker
     const int64_t workers = omp_get_max_threads();
     if (p.m * p.k > max_elements || p.n < workers * min_columns || workers == 1) return false;
@@ -489,8 +460,7 @@ bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
     return done;
 }
 
-bool has_bfloat16()
-{
+bool has_bfloat16() {
     const auto bits = [](dnnl::cpu_isa isa) { return static_cast<unsigned>(isa); };
     static const unsigned needed = bits(dnnl::cpu_isa::avx512_core_bf16), found = bits(dnnl::get_effective_cpu_isa());
     return (found & needed) == needed;
@@ -504,8 +474,7 @@ bool has_bfloat16() { return false; }
 
 // Returns whether a GPU's cuBLASLt supports the epilogue's types, leading dimension and pointer alignment. (NVIDIA's
 // cublasLt.h at CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, _EPILOGUE_AUX_LD and _EPILOGUE_AUX_DATA_TYPE.)
-bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
-{
+bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d) {
     constexpr int64_t aux_ld_unit = 8;
     constexpr uintptr_t aux_alignment = 16;
     const auto is_type_of_d = [&](int32_t type) { return type < 0 || static_cast<uint32_t>(type) == type_of_d; };
@@ -519,9 +488,8 @@ bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d)
 // contiguous along k), except on compute capability 10; columns whose length and stride are multiples of 16 bytes (the
 // number of columns is free); at least one operand in E4M3, an output of 16 or 32 bits, and a 16-bit bias.
 // (Documentation of cublasLtMatmul, "To use FP8 kernels", and its table of types; "Tensor Core Usage".)
-bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutOpaque_t& a,
-             const cublasLtMatrixLayoutOpaque_t& b, const cublasLtMatrixLayoutOpaque_t& d)
-{
+using Layout = const cublasLtMatrixLayoutOpaque_t&;
+bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, Layout a, Layout b, Layout d) {
     constexpr uint64_t unit = 16;
     constexpr int first_capability = 89;
     const bool any_layout = card() != nullptr && card()->capability.number() / 10 == 10;
@@ -540,9 +508,7 @@ bool has_fp8(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrixLayoutO
 }
 
 // Returns the status of a product: an error if it is invalid or not supported. The epilogue's pointers may be null.
-using Layout = const cublasLtMatrixLayoutOpaque_t&;
-cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, Layout b, Layout c, Layout d)
-{
+cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, Layout b, Layout c, Layout d) {
     const bool ta = desc.transpose_a != CUBLAS_OP_N, tb = desc.transpose_b != CUBLAS_OP_N;
     const uint64_t m = ta ? a.columns : a.rows, k = ta ? a.rows : a.columns, n = tb ? b.rows : b.columns;
     if ((tb ? b.columns : b.rows) != k || d.rows != m || d.columns != n || c.rows != m || c.columns != n)
@@ -568,53 +534,7 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, L
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-}  // namespace
-}  // namespace cuda_cpu
-
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
-                                              int wanted, cublasLtMatmulHeuristicResult_t* results, int* found)
-{
-    *found = 0;
-    if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
-    const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    const cublasLtMatmulPreferenceOpaque_t defaults, &wishes = preference == nullptr ? defaults : *preference;
-    const uint64_t alignment =
-        std::min(cuda_cpu::full_alignment, *std::min_element(wishes.alignments, std::end(wishes.alignments)));
-    if (cuda_cpu::is_fp8(a->type) && alignment < cuda_cpu::full_alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const bool in_place = wishes.reduction_schemes & CUBLASLT_REDUCTION_SCHEME_INPLACE;
-    for (const cuda_cpu::Algorithm algorithm : cuda_cpu::offered_algorithms()) {
-        if (*found == wanted) break;
-        if (algorithm == cuda_cpu::Algorithm::in_place && !in_place) continue;
-        cublasLtMatmulHeuristicResult_t& result = results[(*found)++] = {};
-        result.algo.data[0] = static_cast<uint64_t>(algorithm);
-        result.algo.data[1] = cuda_cpu::card() == nullptr ? 0 : alignment;
-        result.state = algorithm == cuda_cpu::Algorithm::refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
-        result.wavesCount = 1;
-    }
-    return *found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-}
-
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                       const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result)
-{
-    if (const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
-        return status;
-    if (!cuda_cpu::usable(*algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const auto copy = *algorithm;  // *algorithm may be a part of *result
-    *result = {};
-    result->algo = copy;
-    result->wavesCount = 1;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
 // ==== cublasLtMatmul ====================================================================================
-
-namespace cuda_cpu {
-namespace {
 
 // A call of cublasLtMatmul, with a copy of the descriptor at that time.
 struct MatmulCall {
@@ -627,8 +547,7 @@ struct MatmulCall {
 };
 
 // D = C, for oneDNN's bfloat16 product, which adds to D.
-void copy_to_d(const Source& c, const Target& d, int64_t rows, int64_t columns)
-{
+void copy_to_d(const Source& c, const Target& d, int64_t rows, int64_t columns) {
     if (c.data == d.data) return;
 #pragma omp parallel for if (!omp_in_parallel())
     for (int64_t j = 0; j < columns; j++)
@@ -637,8 +556,7 @@ void copy_to_d(const Source& c, const Target& d, int64_t rows, int64_t columns)
 
 #ifdef CUDA_CPU_INSPECT
 // Reports the product to dev/inspect.
-void report_product(const MatmulCall& call)
-{
+void report_product(const MatmulCall& call) {
     const auto& [desc, p, A, B, c, result, algorithm] = call;
     const auto bytes = [](cudaDataType_t type) { return static_cast<unsigned>(bytes_of(type)); };
     const bool has_two = desc.epilogue & has_aux;
@@ -655,8 +573,7 @@ void report_product(const MatmulCall& call)
 bool is_vector(const Product& p) { return p.n == 1 && bytes_of(p.type_a) == 2; }
 
 // Computes the product in float by the fast algorithm. Without oneDNN it prints a notice once and uses the plain loop.
-void fast_product(const Product& p, const void* A, const void* B, const Target& sums)
-{
+void fast_product(const Product& p, const void* A, const void* B, const Target& sums) {
     if (is_vector(p)) return vector_product(p, A, B, static_cast<float*>(sums.data));
 #ifdef HAVE_ONEDNN
     if (onednn_product(p, A, B, sums)) return;
@@ -667,8 +584,7 @@ void fast_product(const Product& p, const void* A, const void* B, const Target& 
 }
 
 // Computes the product in float. Algorithms other than `fast` sum over k in two halves, so their rounding differs.
-void sum_up(const Product& p, const void* A, const void* B, const Target& sums, Algorithm algorithm)
-{
+void sum_up(const Product& p, const void* A, const void* B, const Target& sums, Algorithm algorithm) {
     const bool is_fast = algorithm == Algorithm::fast;
     const int64_t split = rounding.split(p.k), begin = split == 0 && !is_fast ? p.k / 2 : split;
     const auto multiply = is_fast ? fast_product : plain_product;
@@ -688,8 +604,7 @@ void sum_up(const Product& p, const void* A, const void* B, const Target& sums, 
 // to bfloat16, or to float if the processor has no bfloat16 instructions, and multiplied in that type.
 
 // Returns whether scaling FP8 values or sums of their products by x is exact: a power of 2 without over- or underflow.
-bool is_exact_factor(float x)
-{
+bool is_exact_factor(float x) {
     int exponent;
     return frexpf(x, &exponent) == 0.5f && abs(exponent) <= 90;
 }
@@ -702,8 +617,7 @@ struct Expanded {
 };
 
 // Computes the tile of D that begins at row i, column j.
-void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int64_t j, int64_t rows, int64_t columns)
-{
+void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int64_t j, int64_t rows, int64_t columns) {
     const Target& d = call.result;
     Product p = call.p;
     p.m = rows;
@@ -736,8 +650,7 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
 
 // Computes an FP8 product in tiles of a fixed size. One worker computes each tile, so the sums do not depend on the
 // number of workers. (oneDNN would split sums over k among workers.)
-void multiply_fp8(const MatmulCall& call)
-{
+void multiply_fp8(const MatmulCall& call) {
     constexpr int64_t tile = 256;
     const Product& p = call.p;
     const float *scale_a = call.desc.scale_a, *scale_b = call.desc.scale_b;
@@ -758,8 +671,7 @@ void multiply_fp8(const MatmulCall& call)
 }
 
 // Computes D, and aux if the epilogue writes it.
-cublasStatus_t compute_d(const MatmulCall& call)
-{
+cublasStatus_t compute_d(const MatmulCall& call) {
     const auto& [desc, product, A, B, c, result, algorithm] = call;
     Product p = product;
     if (algorithm == Algorithm::slow) usleep(2000);
@@ -799,8 +711,7 @@ cublasStatus_t compute_d(const MatmulCall& call)
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t multiply(const MatmulCall& call)
-{
+cublasStatus_t multiply(const MatmulCall& call) {
 #ifdef CUDA_CPU_INSPECT
     report_product(call);
     if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
@@ -809,15 +720,51 @@ cublasStatus_t multiply(const MatmulCall& call)
     if (call.desc.epilogue & has_bias_gradient) sum_rows(call.desc, call.p, call.result);
     return status;
 }
-
 }  // namespace
 }  // namespace cuda_cpu
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
+                                              int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
+    *found = 0;
+    if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    const cublasLtMatmulPreferenceOpaque_t defaults, &wishes = preference == nullptr ? defaults : *preference;
+    const uint64_t alignment =
+        std::min(cuda_cpu::full_alignment, *std::min_element(wishes.alignments, std::end(wishes.alignments)));
+    if (cuda_cpu::is_fp8(a->type) && alignment < cuda_cpu::full_alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool in_place = wishes.reduction_schemes & CUBLASLT_REDUCTION_SCHEME_INPLACE;
+    for (const cuda_cpu::Algorithm algorithm : cuda_cpu::offered_algorithms()) {
+        if (*found == wanted) break;
+        if (algorithm == cuda_cpu::Algorithm::in_place && !in_place) continue;
+        cublasLtMatmulHeuristicResult_t& result = results[(*found)++] = {};
+        result.algo.data[0] = static_cast<uint64_t>(algorithm);
+        result.algo.data[1] = cuda_cpu::card() == nullptr ? 0 : alignment;
+        result.state = algorithm == cuda_cpu::Algorithm::refused ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+        result.wavesCount = 1;
+    }
+    return *found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result) {
+    if (const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
+        return status;
+    if (!cuda_cpu::usable(*algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const auto copy = *algorithm;  // *algorithm may be a part of *result
+    *result = {};
+    result->algo = copy;
+    result->wavesCount = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha, const void* A,
                               cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b, const void* beta,
                               const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
-                              const cublasLtMatmulAlgo_t* chosen, void* workspace, size_t, cudaStream_t stream)
-{
+                              const cublasLtMatmulAlgo_t* chosen, void* workspace, size_t, cudaStream_t stream) {
     using namespace cuda_cpu;
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (const cublasStatus_t status = check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)

@@ -11,30 +11,15 @@
 #include "cuda_bf16.h"
 #include "cuda_fp8.h"
 
-enum cudaDataType_t {
-    CUDA_R_32F = 0,
-    CUDA_R_16F = 2,
-    CUDA_R_16BF = 14,
-    CUDA_R_8F_E4M3 = 28,
-    CUDA_R_8F_E5M2 = 29,
-};
-
+enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 = 29 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
-enum cublasComputeType_t {
-    CUBLAS_COMPUTE_16F = 64,
-    CUBLAS_COMPUTE_32F = 68,
-    CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
-};
+enum cublasComputeType_t { CUBLAS_COMPUTE_16F = 64, CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
 
 enum cublasStatus_t {
-    CUBLAS_STATUS_SUCCESS = 0,
-    CUBLAS_STATUS_NOT_INITIALIZED = 1,
-    CUBLAS_STATUS_INVALID_VALUE = 7,
-    CUBLAS_STATUS_EXECUTION_FAILED = 13,
-    CUBLAS_STATUS_NOT_SUPPORTED = 15,
+    CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_EXECUTION_FAILED = 13, CUBLAS_STATUS_NOT_SUPPORTED = 15
 };
-inline const char* cublasGetStatusString(cublasStatus_t status)
-{
+inline const char* cublasGetStatusString(cublasStatus_t status) {
     switch (status) {
     case CUBLAS_STATUS_SUCCESS: return "success";
     case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
@@ -44,24 +29,17 @@ inline const char* cublasGetStatusString(cublasStatus_t status)
     }
     return "unknown cuBLAS status";
 }
-inline size_t cublasLtGetVersion()
-{
+inline size_t cublasLtGetVersion() {
     const char* version = getenv("CUDA_CPU_CUBLASLT");
     return version != nullptr ? strtoul(version, nullptr, 10) : 130000;
 }
 
 enum cublasLtMatmulDescAttributes_t {
-    CUBLASLT_MATMUL_DESC_TRANSA = 3,
-    CUBLASLT_MATMUL_DESC_TRANSB = 4,
-    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
-    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
-    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
-    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22,
-    CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
-    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
+    CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22, CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
+    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18
 };
 
 // Bits: 4 adds the bias, 16 computes the bias gradient, the sums of D's rows, 32 applies GELU, 64 multiplies by its
@@ -79,19 +57,14 @@ enum cublasLtEpilogue_t {
 };
 
 enum cublasLtMatmulPreferenceAttributes_t {
-    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
-    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 };
 
 // A bit mask: how partial sums are added.
 enum cublasLtReductionScheme_t {
-    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
-    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
-    CUBLASLT_REDUCTION_SCHEME_MASK = 7,
+    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_MASK = 7
 };
 
 struct cublasLtContext {};
@@ -148,27 +121,23 @@ enum class Algorithm : uint64_t {
 };
 
 inline bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
-inline size_t bytes_of(cudaDataType_t type)
-{
+inline size_t bytes_of(cudaDataType_t type) {
     return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4;
 }
 
 // Copies an attribute's value; `bytes` must be its size.
-template <class T> inline cublasStatus_t set_attribute(T& attribute, const void* value, size_t bytes)
-{
+template <class T> inline cublasStatus_t set_attribute(T& attribute, const void* value, size_t bytes) {
     if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(&attribute, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
-template <class Handle, class... Arguments> inline cublasStatus_t create(Handle* handle, Arguments... arguments)
-{
+template <class Handle, class... Arguments> inline cublasStatus_t create(Handle* handle, Arguments... arguments) {
     *handle = new std::remove_pointer_t<Handle>{arguments...};
     return CUBLAS_STATUS_SUCCESS;
 }
 
-template <class Object> inline cublasStatus_t destroy(const Object* object)
-{
+template <class Object> inline cublasStatus_t destroy(const Object* object) {
     delete object;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -178,15 +147,13 @@ inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return cuda_cpu
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return cuda_cpu::destroy(handle); }
 
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
-                                               cudaDataType_t scale_type)
-{
+                                               cudaDataType_t scale_type) {
     return cuda_cpu::create(desc, compute, scale_type);
 }
 inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return cuda_cpu::destroy(desc); }
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                                      cublasLtMatmulDescAttributes_t attribute, const void* value,
-                                                     size_t bytes)
-{
+                                                     size_t bytes) {
     const auto set = [=](auto& member) { return cuda_cpu::set_attribute(member, value, bytes); };
     switch (attribute) {
     case CUBLASLT_MATMUL_DESC_TRANSA: return set(desc->transpose_a);
@@ -205,24 +172,20 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 }
 
 inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
-                                                 uint64_t columns, int64_t ld)
-{
+                                                 uint64_t columns, int64_t ld) {
     return cuda_cpu::create(layout, static_cast<uint32_t>(type), rows, columns, ld);
 }
 inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return cuda_cpu::destroy(layout); }
 
-inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference)
-{
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
     return cuda_cpu::create(preference);
 }
-inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
-{
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
     return cuda_cpu::destroy(preference);
 }
 inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                            cublasLtMatmulPreferenceAttributes_t attribute,
-                                                           const void* value, size_t bytes)
-{
+                                                           const void* value, size_t bytes) {
     const auto set = [=](auto& member) { return cuda_cpu::set_attribute(member, value, bytes); };
     switch (attribute) {
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return set(preference->workspace_bytes);

@@ -6,28 +6,18 @@
 using cuuint32_t = uint32_t;
 using cuuint64_t = uint64_t;
 
-enum CUresult {
-    CUDA_SUCCESS = 0,
-    CUDA_ERROR_INVALID_VALUE = 1,
-    CUDA_ERROR_NOT_SUPPORTED = 801,
-};
+enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_NOT_SUPPORTED = 801 };
 
 // Not aligned to 128 bytes as in CUDA: g++ warns about parameters with a larger alignment than the processor's vectors.
-struct CUtensorMap {
-    cuuint64_t opaque[16];
-};
+struct CUtensorMap { cuuint64_t opaque[16]; };
 
-enum CUtensorMapDataType {
-    CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6,
-    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9,
-};
+enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
 enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_128B = 3 };
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
 namespace cuda_cpu {
-
 // The contents of a CUtensorMap in the emulator. Dimension 0 is contiguous; its stride is the element size.
 struct TensorLayout {
     static constexpr uint32_t known = 0x7e45082b, max_rank = 5;
@@ -38,22 +28,19 @@ struct TensorLayout {
     int64_t extents[max_rank];
     int64_t strides[max_rank];  // in bytes
 
-    int64_t box_bytes() const
-    {
+    int64_t box_bytes() const {
         int64_t bytes = element_bytes;
         for (unsigned i = 0; i < rank; i++) bytes *= box[i];
         return bytes;
     }
 };
 static_assert(sizeof(TensorLayout) <= sizeof(CUtensorMap));
-
 }  // namespace cuda_cpu
 
 inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
                                        const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
                                        const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
-                                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
-{
+                                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
     using cuda_cpu::TensorLayout;
     constexpr uint64_t alignment = 16, max_extent = uint64_t{1} << 32, max_stride = uint64_t{1} << 40,
                        swizzle_bytes = 128;
@@ -96,14 +83,10 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
 
 // Lookup of driver functions by name.
 constexpr unsigned long long cudaEnableDefault = 0;
-enum cudaDriverEntryPointQueryResult {
-    cudaDriverEntryPointSuccess = 0,
-    cudaDriverEntryPointSymbolNotFound = 1,
-};
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
 
 inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
-                                                    cudaDriverEntryPointQueryResult* result)
-{
+                                                    cudaDriverEntryPointQueryResult* result) {
     const bool has = strcmp(name, "cuTensorMapEncodeTiled") == 0;
     *function = has ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
     *result = has ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;

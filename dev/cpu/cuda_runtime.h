@@ -87,24 +87,20 @@ struct cudaLaunchConfig_t {
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 namespace cuda_cpu {
-
 // The bytes of dynamic shared memory that cudaFuncSetAttribute has allowed, by kernel.
-inline std::unordered_map<const void*, size_t>& allowed_shared_bytes()
-{
+inline std::unordered_map<const void*, size_t>& allowed_shared_bytes() {
     static std::unordered_map<const void*, size_t> allowed;
     return allowed;
 }
 
 // Returns the bytes of a kernel's __shared__ arrays; 0 without an emulated GPU, because reading the symbols is slow.
-inline size_t static_shared_bytes(const void* kernel)
-{
+inline size_t static_shared_bytes(const void* kernel) {
     return card() == nullptr ? 0 : StaticShared::of_program().bytes_of(kernel);
 }
 
 // Ends the program if it emulates a GPU but is built for warps of one thread. (This function is not in card.h because
 // cublasLt.cpp, which is compiled once for both widths, must not depend on WARP_SIZE.)
-inline void require_full_warps()
-{
+inline void require_full_warps() {
     if (WARP_SIZE == 32 || card() == nullptr) return;
     fprintf(stderr, "CUDA_CPU_CARD is \"%s\"; emulating a GPU needs a build with -DWARP_SIZE=32\n", card()->key);
     exit(2);
@@ -112,8 +108,7 @@ inline void require_full_warps()
 
 // Returns the error of a launch with this configuration. The limits hold for every GPU that can be emulated.
 // (Programming Guide, "Technical Specifications per Compute Capability".)
-inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
-{
+inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel) {
     constexpr unsigned max_blocks_x = 0x7fffffff, max_blocks_yz = 65535, max_threads_z = 64;
     const dim3 g = config.gridDim, b = config.blockDim;
     require_full_warps();
@@ -132,8 +127,7 @@ inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel)
 // Prepares dynamic shared memory for a block. Tells AddressSanitizer where it ends. Under a seed, and on an emulated
 // GPU, fills it with NaN, so that a kernel cannot use values that the previous block left there.
 struct SharedMemory {
-    static void prepare(size_t bytes, bool fill)
-    {
+    static void prepare(size_t bytes, bool fill) {
 #ifdef __SANITIZE_ADDRESS__
         ASAN_UNPOISON_MEMORY_REGION(dynamic_shared_memory, bytes);
         ASAN_POISON_MEMORY_REGION(reinterpret_cast<char*>(dynamic_shared_memory) + bytes, max_shared_bytes - bytes);
@@ -144,8 +138,7 @@ struct SharedMemory {
 };
 
 // Prepares the worker for a launch.
-inline void begin(const Launch& launch)
-{
+inline void begin(const Launch& launch) {
     static thread_local SharedMemory shared_memory;
     shared_memory.prepare(launch.shared_bytes, false);
     threadIdx = {0, 0, 0};
@@ -160,8 +153,7 @@ inline void begin(const Launch& launch)
 }
 
 // Runs one block; number = blockIdx.x + gridDim.x (blockIdx.y + gridDim.y blockIdx.z).
-inline void run_block(const Launch& launch, uint64_t number)
-{
+inline void run_block(const Launch& launch, uint64_t number) {
     if (launch.grid.y * launch.grid.z == 1) {
         blockIdx = {static_cast<unsigned>(number), 0, 0};
     } else {
@@ -184,8 +176,7 @@ inline void run_block(const Launch& launch, uint64_t number)
 
 #ifdef CUDA_CPU_INSPECT
 // Runs the blocks that dev/inspect selects, one after another, and calls its callbacks (watch.h).
-inline void run_inspected_grid(const Launch& launch)
-{
+inline void run_inspected_grid(const Launch& launch) {
     const StaticShared& arrays = StaticShared::of_program();
     static const bool reported = [&] {
         watch::shared_memory(dynamic_shared_memory, max_shared_bytes);
@@ -208,8 +199,7 @@ inline void run_inspected_grid(const Launch& launch)
 }
 #endif
 
-inline void run_grid(const Launch& launch)
-{
+inline void run_grid(const Launch& launch) {
 #ifdef CUDA_CPU_INSPECT
     return run_inspected_grid(launch);
 #endif
@@ -237,8 +227,7 @@ inline void run_grid(const Launch& launch)
 }
 
 // Returns the launch's variant (watch.h): its integer arguments, and which pointer arguments are not null.
-template <class... Parameters> inline watch::Variant variant_of(const std::tuple<Parameters...>& parameters)
-{
+template <class... Parameters> inline watch::Variant variant_of(const std::tuple<Parameters...>& parameters) {
     watch::Variant variant;
     const auto add = [&](const auto& parameter) {
         using T = std::decay_t<decltype(parameter)>;
@@ -248,13 +237,11 @@ template <class... Parameters> inline watch::Variant variant_of(const std::tuple
     if (watch::on) std::apply([&](const auto&... each) { (add(each), ...); }, parameters);
     return variant;
 }
-
 }  // namespace cuda_cpu
 
 template <class... Parameters, class... Arguments>
 inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
-                                      Arguments&&... arguments)
-{
+                                      Arguments&&... arguments) {
     using namespace cuda_cpu;
     if (const cudaError_t error = check(*config, reinterpret_cast<const void*>(kernel)); error != cudaSuccess)
         return report(error);
@@ -276,9 +263,7 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
     return run(call, name);
 }
 
-template <class Kernel>
-inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int value)
-{
+template <class Kernel> inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int value) {
     using namespace cuda_cpu;
     const void* const address = reinterpret_cast<const void*>(kernel);
     const size_t max_bytes = card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block();
@@ -291,14 +276,12 @@ inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int v
 // ==== memory ============================================================================================
 
 namespace cuda_cpu {
-
 struct MachineMemory {
     size_t total, available;
 };
 
 // Returns the machine's memory, or the container's limit if that is lower. `available` is measured at the first call.
-inline const MachineMemory& machine_memory()
-{
+inline const MachineMemory& machine_memory() {
     // Returns the first number in a file, or the number after `name`; 0 if it is missing.
     const auto number_in = [](const std::string& file, const std::string& name = "") {
         std::ifstream in(file);
@@ -323,8 +306,7 @@ inline const MachineMemory& machine_memory()
 // Allocations: the size in bytes by the first address.
 struct Allocations : std::map<const char*, size_t> {
     // Returns the allocation that contains an address, or end().
-    const_iterator containing(const void* address) const
-    {
+    const_iterator containing(const void* address) const {
         const char* p = static_cast<const char*>(address);
         const auto next = upper_bound(p);
         return next != begin() && p < std::prev(next)->first + std::prev(next)->second ? std::prev(next) : end();
@@ -342,45 +324,38 @@ struct Heap {
 
     static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
     // Adds an allocation of `size` bytes to the totals (sign 1), or subtracts it (sign -1).
-    void count(size_t size, int sign)
-    {
+    void count(size_t size, int sign) {
         bytes += static_cast<size_t>(sign) * size;
         if (size < small) small_bytes += static_cast<size_t>(sign) * round_up(size, small_unit);
         else large_pages += static_cast<size_t>(sign) * (round_up(size, page) / page);
     }
     size_t total() const { return card() == nullptr ? machine_memory().total : card()->memory_bytes; }
     size_t available() const { return card() == nullptr ? machine_memory().available : card()->memory_bytes; }
-    size_t in_use() const
-    {
+    size_t in_use() const {
         return card() == nullptr ? bytes : context_bytes + large_pages * page + round_up(small_bytes, page);
     }
 };
-inline Heap& heap()
-{
+inline Heap& heap() {
     static Heap* const value = new Heap;  // never destroyed: a global's destructor may still call cudaFree
     return *value;
 }
 
 // Calls work(first, count) for a range of bytes, in parallel if it is long.
-template <class Work>
-inline void for_bytes(size_t bytes, Work work)
-{
+template <class Work> inline void for_bytes(size_t bytes, Work work) {
     constexpr size_t piece = 1 << 20;
     if (bytes <= piece) return work(0, bytes);
 #pragma omp parallel for
     for (size_t first = 0; first < bytes; first += piece) work(first, std::min(piece, bytes - first));
 }
 
-inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes)
-{
+inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes) {
     for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memcpy(static_cast<char*>(to) + first, static_cast<const char*>(from) + first, count);
     });
     return cudaSuccess;
 }
 
-inline cudaError_t set_bytes(void* to, int byte, size_t bytes)
-{
+inline cudaError_t set_bytes(void* to, int byte, size_t bytes) {
     if (watch::only_counts() && bytes > mib) return cudaSuccess;  // untouched pages are already zero
     for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memset(static_cast<char*>(to) + first, byte, count);
@@ -399,8 +374,7 @@ constexpr bool huge_pages = false;  // so that accesses past the last byte of an
 constexpr bool huge_pages = true;
 #endif
 
-inline void* allocate(size_t bytes)
-{
+inline void* allocate(size_t bytes) {
     constexpr size_t alignment = 256, huge_page = 2 * mib;
     if (is_reserved(bytes)) {
         void* place = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -415,11 +389,9 @@ inline void* allocate(size_t bytes)
     else if (fills_memory()) set_bytes(place, 0xff, bytes);
     return place;
 }
-
 }  // namespace cuda_cpu
 
-template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes)
-{
+template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) {
     using namespace cuda_cpu;
     *address = nullptr;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
@@ -436,13 +408,11 @@ template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes)
     *address = static_cast<T*>(place);
     return cudaSuccess;
 }
-template <class T> inline cudaError_t cudaMallocManaged(T** address, size_t bytes)
-{
+template <class T> inline cudaError_t cudaMallocManaged(T** address, size_t bytes) {
     return cudaMalloc(address, bytes);
 }
 
-inline cudaError_t cudaFree(void* address)
-{
+inline cudaError_t cudaFree(void* address) {
     using namespace cuda_cpu;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     if (address == nullptr) return cudaSuccess;
@@ -458,16 +428,14 @@ inline cudaError_t cudaFree(void* address)
     return earlier;
 }
 
-inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes)
-{
+inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
     std::lock_guard lock(cuda_cpu::heap().mutex);
     *total_bytes = cuda_cpu::heap().total();
     *free_bytes = cuda_cpu::heap().available() - cuda_cpu::heap().in_use();
     return cudaSuccess;
 }
 
-template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes)
-{
+template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes) {
     using namespace cuda_cpu;
     *address = nullptr;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
@@ -479,8 +447,7 @@ template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes)
     *address = static_cast<T*>(place);
     return cudaSuccess;
 }
-inline cudaError_t cudaFreeHost(void* address)
-{
+inline cudaError_t cudaFreeHost(void* address) {
     using namespace cuda_cpu;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     const cudaError_t earlier = run_all();
@@ -492,35 +459,27 @@ inline cudaError_t cudaFreeHost(void* address)
 }
 
 enum cudaMemcpyKind {
-    cudaMemcpyHostToHost,
-    cudaMemcpyHostToDevice,
-    cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice,
-    cudaMemcpyDefault
+    cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault
 };
 
 namespace cuda_cpu {
-
 // DEVICE: allocated by cudaMalloc; PINNED: by cudaMallocHost; PAGEABLE: any other host memory.
 enum class MemoryKind { DEVICE, PINNED, PAGEABLE };
-inline MemoryKind memory_kind(const void* address)
-{
+inline MemoryKind memory_kind(const void* address) {
     std::lock_guard lock(heap().mutex);
     if (heap().allocations.contain(address)) return MemoryKind::DEVICE;
     return heap().pinned.contain(address) ? MemoryKind::PINNED : MemoryKind::PAGEABLE;
 }
 
 // Returns whether a range that begins in device memory ends in the same allocation; true for host memory.
-inline bool fits_in_allocation(const void* address, size_t bytes)
-{
+inline bool fits_in_allocation(const void* address, size_t bytes) {
     const Allocations& all = heap().allocations;
     const auto found = all.containing(address);
     return found == all.end() || static_cast<const char*>(address) + bytes <= found->first + found->second;
 }
 
 // Returns the error of a copy on an emulated GPU: the kind must match the memory, and the ranges their allocations.
-inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind)
-{
+inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     if (card() == nullptr || bytes == 0) return cudaSuccess;
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
@@ -532,8 +491,7 @@ inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cu
 
 // Queues a copy. From pageable to device memory it is staged: the source is read now. To pageable memory and from host
 // to host (waits_for_pinned: also any pinned memory) it blocks. (Runtime API, "API synchronization behavior".)
-inline cudaError_t enqueue_copy(void* to, const void* from, size_t bytes, cudaStream_t stream, bool waits_for_pinned)
-{
+inline cudaError_t enqueue_copy(void* to, const void* from, size_t bytes, cudaStream_t stream, bool waits_for_pinned) {
     const MemoryKind source = memory_kind(from), target = memory_kind(to);
     Operation operation = [=] { return copy_bytes(to, from, bytes); };
     if (source == MemoryKind::PAGEABLE && target == MemoryKind::DEVICE) {
@@ -549,17 +507,14 @@ inline cudaError_t enqueue_copy(void* to, const void* from, size_t bytes, cudaSt
 }
 
 // Returns an error during a capture, for calls that cannot be captured and that synchronise with the default stream.
-inline cudaError_t reject_blocking_call(cudaStream_t stream = nullptr)
-{
+inline cudaError_t reject_blocking_call(cudaStream_t stream = nullptr) {
     const cudaError_t error = reject_implicit_dependency(stream);
     return error != cudaSuccess ? error : reject_while_capturing();
 }
-
 }  // namespace cuda_cpu
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
-                                   cudaStream_t stream = nullptr)
-{
+                                   cudaStream_t stream = nullptr) {
     using namespace cuda_cpu;
     if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
     if (in_capture(stream)) return record(stream, [=] { return copy_bytes(to, from, bytes); });
@@ -567,8 +522,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
     if (const cudaError_t error = reject_implicit_dependency(stream); error != cudaSuccess) return error;
     return enqueue_copy(to, from, bytes, stream, false);
 }
-inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind)
-{
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     using namespace cuda_cpu;
     if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
     if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
@@ -577,23 +531,20 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
 // A __device__ variable is an ordinary variable of the program, so this is a copy within host memory.
 template <class T>
 inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes, size_t offset = 0,
-                                      cudaMemcpyKind = cudaMemcpyHostToDevice)
-{
+                                      cudaMemcpyKind = cudaMemcpyHostToDevice) {
     if (offset > sizeof(T) || bytes > sizeof(T) - offset) return cuda_cpu::report(cudaErrorInvalidValue);
     return cudaMemcpy(const_cast<char*>(reinterpret_cast<const char*>(&symbol)) + offset, from, bytes,
                       cudaMemcpyDefault);
 }
 
-inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream = nullptr)
-{
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream = nullptr) {
     using namespace cuda_cpu;
     if (card() != nullptr && bytes > 0 && (memory_kind(to) == MemoryKind::PAGEABLE || !fits_in_allocation(to, bytes)))
         return report(cudaErrorInvalidValue);
     if (is_deferred(stream)) return submit(stream, [=] { return set_bytes(to, byte, bytes); });
     return set_bytes(to, byte, bytes);
 }
-inline cudaError_t cudaMemset(void* to, int byte, size_t bytes)
-{
+inline cudaError_t cudaMemset(void* to, int byte, size_t bytes) {
     using namespace cuda_cpu;
     if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
     const cudaError_t error = cudaMemsetAsync(to, byte, bytes);
@@ -609,48 +560,33 @@ struct CUevent_st {
 };
 using cudaEvent_t = CUevent_st*;
 
-namespace cuda_cpu {
-template <class Object> inline cudaError_t destroy_object(const Object* object)
-{
-    delete object;
-    return cudaSuccess;
-}
-}  // namespace cuda_cpu
-
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 constexpr unsigned cudaEventDefault = 0, cudaEventDisableTiming = 2;
 
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags)
-{
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     *stream = new CUstream_st;
     (*stream)->blocking = flags != cudaStreamNonBlocking;
     cuda_cpu::streams().push_back(*stream);
     return cudaSuccess;
 }
 // Priorities are stored and returned; they have no other effect.
-inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
-{
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     *least = 0;
     *greatest = -5;
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority)
-{
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
     const cudaError_t error = cudaStreamCreateWithFlags(stream, flags);
     (*stream)->priority = std::clamp(priority, -5, 0);
     return error;
 }
-inline cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority)
-{
-    *priority = stream->priority;
-    return cudaSuccess;
+inline cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+    return cuda_cpu::set_result(priority, stream->priority);
 }
-inline cudaError_t cudaStreamCreate(cudaStream_t* stream)
-{
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
     return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
-inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
-{
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     using namespace cuda_cpu;
     const cudaError_t error = run_until_reached(stream->last);
     streams().erase(std::find(streams().begin(), streams().end(), stream));
@@ -658,8 +594,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream)
     return error;
 }
 
-inline cudaError_t cudaStreamSynchronize(cudaStream_t stream)
-{
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     using namespace cuda_cpu;
     if (const cudaError_t error = reject_if_captured(stream); error != cudaSuccess) return error;
     if (const cudaError_t error = reject_blocking_call(stream); error != cudaSuccess) return error;
@@ -667,8 +602,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     if (stream == nullptr) return run_until_reached(asynchronous() ? enqueue(nullptr, {}) : nullptr);
     return run_until_reached(stream->last);
 }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0)
-{
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
     using namespace cuda_cpu;
     if (!event->captured) {
         if (const cudaError_t error = reject_if_captured(stream, cudaErrorStreamCaptureIsolation); error != cudaSuccess)
@@ -679,22 +613,19 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
     // In CUDA a stream that waits for a captured event joins the capture; the emulator has captures of one stream.
     return in_capture(stream) ? cudaSuccess : report(cudaErrorNotSupported);
 }
-inline cudaError_t cudaDeviceSynchronize()
-{
+inline cudaError_t cudaDeviceSynchronize() {
     const cudaError_t error = cuda_cpu::reject_while_capturing();
     return error != cudaSuccess ? error : cuda_cpu::run_all();
 }
 
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags)
-{
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
     *event = new CUevent_st;
     (*event)->timed = (flags & cudaEventDisableTiming) == 0;
     return cudaSuccess;
 }
 inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return cuda_cpu::destroy_object(event); }
-inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr)
-{
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
     using namespace cuda_cpu;
     if (const cudaError_t error = reject_implicit_dependency(stream); error != cudaSuccess) return error;
     event->captured = in_capture(stream);
@@ -708,14 +639,12 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     }
     return cudaSuccess;
 }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     using namespace cuda_cpu;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     return event->captured ? report(cudaErrorCapturedEvent) : run_until_reached(event->place);
 }
-inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end)
-{
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     if (begin->captured || end->captured) return cuda_cpu::report(cudaErrorCapturedEvent);
     if (begin->place == nullptr || end->place == nullptr || !begin->timed || !end->timed)
         return cuda_cpu::report(cudaErrorInvalidResourceHandle);
@@ -726,16 +655,12 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, 
 
 // ==== graphs ============================================================================================
 
-// The recorded work of a capture.
-struct CUgraph_st {
-    cuda_cpu::Operations operations;
-};
+struct CUgraph_st { cuda_cpu::Operations operations; };   // the recorded work of a capture
 struct CUgraphExec_st : CUgraph_st {};
 using cudaGraph_t = CUgraph_st*;
 using cudaGraphExec_t = CUgraphExec_st*;
 
-inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
-{
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (stream == nullptr) return cuda_cpu::report(cudaErrorStreamCaptureUnsupported);
     if (cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
     stream->state = CUstream_st::capturing;
@@ -743,8 +668,7 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCapture
     return cudaSuccess;
 }
 
-inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
-{
+inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     *graph = nullptr;
     if (!cuda_cpu::in_capture(stream)) return cuda_cpu::report(cudaErrorIllegalState);
     const auto state = std::exchange(stream->state, CUstream_st::idle);
@@ -756,14 +680,11 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
     return cudaSuccess;
 }
 
-inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0)
-{
-    *executable = new CUgraphExec_st{*graph};
-    return cudaSuccess;
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0) {
+    return cuda_cpu::set_result(executable, new CUgraphExec_st{*graph});
 }
 
-inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream)
-{
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     for (const auto& operation : executable->operations) {
         const cudaError_t error = cuda_cpu::is_deferred(stream) ? cuda_cpu::submit(stream, operation) : operation();
         if (error != cudaSuccess) return cuda_cpu::report(error);
@@ -792,41 +713,14 @@ struct cudaDeviceProp {
 };
 
 namespace cuda_cpu {
-
 // Returns the number of devices, CUDA_CPU_DEVICES. They differ only in their ordinals. A process uses one device.
-inline int device_count()
-{
+inline int device_count() {
     const char* text = getenv("CUDA_CPU_DEVICES");
     return text == nullptr ? 1 : std::max(1, atoi(text));
 }
 inline int current_device = 0;
 
-}  // namespace cuda_cpu
-
-inline cudaError_t cudaGetDeviceCount(int* count)
-{
-    *count = cuda_cpu::device_count();
-    return cudaSuccess;
-}
-inline cudaError_t cudaGetDevice(int* device)
-{
-    *device = cuda_cpu::current_device;
-    return cudaSuccess;
-}
-inline cudaError_t cudaSetDevice(int device)
-{
-    if (device < 0 || device >= cuda_cpu::device_count()) return cuda_cpu::report(cudaErrorInvalidDevice);
-    cuda_cpu::current_device = device;
-    cuda_cpu::require_full_warps();
-    cuda_cpu::choose_workers();
-    return cudaSuccess;
-}
-inline cudaError_t cudaDeviceReset() { return cudaDeviceSynchronize(); }
-
-namespace cuda_cpu {
-
-inline void describe_processor(cudaDeviceProp& p)
-{
+inline void describe_processor(cudaDeviceProp& p) {
     std::ifstream cpuinfo("/proc/cpuinfo");
     std::string name = "CPU";
     for (std::string line; std::getline(cpuinfo, line);) {
@@ -842,8 +736,7 @@ inline void describe_processor(cudaDeviceProp& p)
     p.l2CacheSize = static_cast<int>(std::max(0L, sysconf(_SC_LEVEL2_CACHE_SIZE)));
 }
 
-inline void describe_card(cudaDeviceProp& p, const Card& card)
-{
+inline void describe_card(cudaDeviceProp& p, const Card& card) {
     const Capability& c = card.capability;
     snprintf(p.name, sizeof(p.name), "%s", card.name);
     p.major = c.major;
@@ -858,11 +751,20 @@ inline void describe_card(cudaDeviceProp& p, const Card& card)
     p.l2CacheSize = static_cast<int>(card.l2_bytes);
     p.memoryBusWidth = card.bus_bits;
 }
-
 }  // namespace cuda_cpu
 
-inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device)
-{
+inline cudaError_t cudaGetDeviceCount(int* count) { return cuda_cpu::set_result(count, cuda_cpu::device_count()); }
+inline cudaError_t cudaGetDevice(int* device) { return cuda_cpu::set_result(device, cuda_cpu::current_device); }
+inline cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= cuda_cpu::device_count()) return cuda_cpu::report(cudaErrorInvalidDevice);
+    cuda_cpu::current_device = device;
+    cuda_cpu::require_full_warps();
+    cuda_cpu::choose_workers();
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceReset() { return cudaDeviceSynchronize(); }
+
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     using namespace cuda_cpu;
     if (device < 0 || device >= device_count()) return report(cudaErrorInvalidDevice);
     cudaDeviceProp& p = *properties = {};
@@ -880,11 +782,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
 }
 
 #define CUDART_VERSION 13000  // the CUDA version whose API these headers follow
-inline cudaError_t cudaRuntimeGetVersion(int* version)
-{
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return cuda_cpu::set_result(version, CUDART_VERSION); }
 inline cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 
 #include "atomics.h"

@@ -28,13 +28,11 @@ enum cudaError_t { CUDA_CPU_ERRORS(CUDA_CPU_ENUMERATOR) };
     if (error == name) return #name;
 #define CUDA_CPU_TEXT(name, number, text) \
     if (error == name) return text;
-inline const char* cudaGetErrorName(cudaError_t error)
-{
+inline const char* cudaGetErrorName(cudaError_t error) {
     CUDA_CPU_ERRORS(CUDA_CPU_NAME)
     return "unrecognized error code";
 }
-inline const char* cudaGetErrorString(cudaError_t error)
-{
+inline const char* cudaGetErrorString(cudaError_t error) {
     CUDA_CPU_ERRORS(CUDA_CPU_TEXT)
     return "unrecognized error code";
 }
@@ -42,10 +40,19 @@ inline const char* cudaGetErrorString(cudaError_t error)
 namespace cuda_cpu {
 inline thread_local cudaError_t last_error = cudaSuccess;
 
-inline cudaError_t report(cudaError_t error)
-{
+inline cudaError_t report(cudaError_t error) {
     if (error != cudaSuccess) last_error = error;
     return error;
+}
+
+// For calls that return a value, or delete an object, and cannot fail.
+template <class T> inline cudaError_t set_result(T* to, T value) {
+    *to = value;
+    return cudaSuccess;
+}
+template <class Object> inline cudaError_t destroy_object(const Object* object) {
+    delete object;
+    return cudaSuccess;
 }
 }  // namespace cuda_cpu
 

@@ -4,11 +4,9 @@
 #include <limits.h>
 
 namespace cuda_cpu {
-
 // Returns 2^n 2^f for an integer n and |f| <= 1/2: 2^n by adding to the exponent bits, 2^f by a polynomial. (Fused
 // multiply-adds, FMAs, are explicit because the build's flags allow reordering of plain sums.)
-__attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
-{
+__attribute__((always_inline)) inline float exp2_of_sum(float n, float f) {
     float p = 1.535336207e-4f;
     p = __builtin_fmaf(p, f, 1.339887439e-3f);
     p = __builtin_fmaf(p, f, 9.618437357e-3f);
@@ -20,16 +18,14 @@ __attribute__((always_inline)) inline float exp2_of_sum(float n, float f)
 }
 
 // Returns the result x of a special function, perturbed by CUDA_CPU_ROUNDING.
-__attribute__((always_inline)) inline float special(float x)
-{
+__attribute__((always_inline)) inline float special(float x) {
     watch::special_function();
     return math_rounding.last_bit(x);
 }
 
 // Returns x, rounded before any further operation, so that __fadd_rn(__fmul_rn(a, b), c) does not become an FMA. With a
 // compiler that lacks __builtin_assoc_barrier it still may.
-inline float rounded(float x)
-{
+inline float rounded(float x) {
 #if defined(__has_builtin) && __has_builtin(__builtin_assoc_barrier)
     return __builtin_assoc_barrier(x);
 #else
@@ -38,19 +34,16 @@ inline float rounded(float x)
 }
 
 // Converts an integral x to int, clamped to int's range; NaN gives 0.
-inline int to_int(float x)
-{
+inline int to_int(float x) {
     if (x != x) return 0;
     if (x <= static_cast<float>(INT_MIN)) return INT_MIN;
     return x >= static_cast<float>(INT_MAX) ? INT_MAX : static_cast<int>(x);
 }
-
 }  // namespace cuda_cpu
 
 // Returns e^x to 2 ULP (units in the last place). Subnormal results are flushed to 0, as on a GPU. It has no branch and
 // no call, so loops around it can be vectorised. (extern "C" and noexcept because glibc declares these names too.)
-extern "C" inline float __expf(float x) noexcept
-{
+extern "C" inline float __expf(float x) noexcept {
     cuda_cpu::watch::special_function();
     const float n = nearbyintf(x * 1.44269502f);
     float f = __builtin_fmaf(x, 1.44269502f, -n);  // log2(e) in two parts: with one, the error would grow with x
@@ -88,26 +81,22 @@ inline float __uint_as_float(unsigned x) { return cuda_cpu::bits<float>(x); }
 // Unless NaNs are disabled, g++ calls the library for fmaxf and fminf, which prevents vectorisation. These functions
 // return the same results without a call. (gnu_inline: the definitions are only for inlining, not for linking.)
 extern "C" {
-extern inline __attribute__((always_inline, gnu_inline)) float fmaxf(float x, float y) noexcept
-{
+extern inline __attribute__((always_inline, gnu_inline)) float fmaxf(float x, float y) noexcept {
     return x > y || y != y ? x : y;
 }
-extern inline __attribute__((always_inline, gnu_inline)) float fminf(float x, float y) noexcept
-{
+extern inline __attribute__((always_inline, gnu_inline)) float fminf(float x, float y) noexcept {
     return x < y || y != y ? x : y;
 }
 }
 
 // As in CUDA, min and max accept arguments of different types, with the usual arithmetic conversions.
 template <class X, class Y, class T = std::common_type_t<X, Y>>
-constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, T> max(X a, Y b)
-{
+constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, T> max(X a, Y b) {
     const T x = static_cast<T>(a), y = static_cast<T>(b);
     return x > y || y != y ? x : y;
 }
 template <class X, class Y, class T = std::common_type_t<X, Y>>
-constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, T> min(X a, Y b)
-{
+constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, T> min(X a, Y b) {
     const T x = static_cast<T>(a), y = static_cast<T>(b);
     return x < y || y != y ? x : y;
 }
@@ -123,15 +112,13 @@ template <class T> inline T __ldcs(const T* address) { return *address; }
 template <class T> inline T __ldcg(const T* address) { return *address; }
 template <class T> inline void __stcs(T* address, T value) { *address = value; }
 
-inline void __threadfence()
-{
+inline void __threadfence() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     cuda_cpu::watch::fence();
 }
 inline void __threadfence_block() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 // Returns the ticks of a 2 GHz clock.
-inline long long clock64()
-{
+inline long long clock64() {
     return 2 * std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

@@ -6,19 +6,14 @@
 #include "cuda_runtime.h"
 
 namespace cuda_cpu {
-
 struct Configuration : cudaLaunchConfig_t {
     Configuration(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t stream = nullptr)
-        : cudaLaunchConfig_t{grid, block, shared_bytes, stream, nullptr, 0}
-    {
-    }
+        : cudaLaunchConfig_t{grid, block, shared_bytes, stream, nullptr, 0} {}
 };
 
 // Returns a function that launches the kernel. Its arguments are converted to the kernel's parameters as in any call.
 // cudaGetLastError returns a launch's error, as in CUDA.
-template <class... Parameters> inline auto launch(void (*kernel)(Parameters...), const Configuration& configuration)
-{
+template <class... Parameters> inline auto launch(void (*kernel)(Parameters...), const Configuration& configuration) {
     return [=](Parameters... arguments) { cudaLaunchKernelEx(&configuration, kernel, std::move(arguments)...); };
 }
-
 }  // namespace cuda_cpu

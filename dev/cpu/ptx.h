@@ -40,14 +40,12 @@ template <class Work> struct Groups {
     std::vector<Work> pending;  // in the order of issue; Work has a member `group`
     unsigned committed = 0;
 
-    void start(Work work)
-    {
+    void start(Work work) {
         work.group = committed;
         pending.push_back(std::move(work));
     }
     // Calls end() for the work of all groups but the latest n. Work that was not committed belongs to no group.
-    template <class End> void wait(unsigned n, End end)
-    {
+    template <class End> void wait(unsigned n, End end) {
         size_t ended = 0;
         while (ended < pending.size() && pending[ended].group + n < committed) end(pending[ended++]);
         pending.erase(pending.begin(), pending.begin() + static_cast<std::ptrdiff_t>(ended));
@@ -59,8 +57,7 @@ struct Copy {  // cp.async
     const void* from;  // null: writes zeros
     bool done;
     unsigned group;
-    CUDA_CPU_NO_TSAN void complete()
-    {
+    CUDA_CPU_NO_TSAN void complete() {
         memset(to, 0, 16);
         if (from != nullptr) memcpy(to, from, 16);
         done = true;
@@ -100,8 +97,7 @@ struct NamedBarrier {
     std::vector<bool> has_arrived;       // by thread
 };
 
-__attribute__((format(printf, 1, 2))) inline std::string line(const char* format, ...)
-{
+__attribute__((format(printf, 1, 2))) inline std::string line(const char* format, ...) {
     char characters[256];
     va_list arguments;
     va_start(arguments, format);
@@ -114,15 +110,13 @@ inline unsigned this_thread() { return block != nullptr ? block->current() : 0; 
 inline unsigned this_warp() { return this_thread() / lanes_of_warp; }
 
 // Ends the program because this thread's call of the named function is invalid.
-[[noreturn]] inline void reject(const char* name, const std::string& what)
-{
+[[noreturn]] inline void reject(const char* name, const std::string& what) {
     die(line("thread %u calls %s ", this_thread(), name) + what);
 }
 
 // Ends the program if the emulated GPU does not have this instruction, which needs a compute capability (90 is 9.0) of
 // `least` to `most`. (PTX ISA, "Target ISA Notes" of each instruction.)
-inline void require_capability(const char* name, int least, int most = 999)
-{
+inline void require_capability(const char* name, int least, int most = 999) {
     const int number = card() == nullptr ? least : card()->capability.number();
     if (number >= least && number <= most) return;
     reject(name, line("but it is an illegal instruction on %s, capability %d.%d; expected %d.%d%s", card()->name,
@@ -147,8 +141,7 @@ public:
     std::vector<Warp> warps;
     char* product_memory = nullptr;  // wgmma reads it: shared memory, or a copy as of the last async_fence
 
-    static AsyncWork& of_this_block()
-    {
+    static AsyncWork& of_this_block() {
         static thread_local AsyncWork work;
         if (WARP_SIZE != 32 || block == nullptr) die("asynchronous copies and barriers need warps of 32 threads");
         if (background == nullptr) work.begin();
@@ -159,8 +152,7 @@ public:
     bool draw(unsigned one_in) { return deferred && block->random().below(one_in) == 0; }
 
     // Completes one pending load; returns false if no load is pending.
-    bool advance() override
-    {
+    bool advance() override {
         unsigned waiting = 0;
         for (const Load& load : loads) waiting += !load.done;
         if (waiting == 0) return false;
@@ -177,13 +169,11 @@ public:
     std::string state_of(const void* what, unsigned number) const override;
 
     // Makes all previous stores visible to wgmma. (The thread of a store is unknown, so a fence acts for all threads.)
-    void publish_stores()
-    {
+    void publish_stores() {
         if (product_memory != shared_base()) memcpy(product_memory, shared_base(), launched->shared_bytes);
     }
 
-    void end_of_block() override
-    {
+    void end_of_block() override {
         for (size_t t = 0; t < copies.size(); t++)
             if (!copies[t].pending.empty()) die(line("thread %zu ended without waiting for a cp_async", t));
         for (size_t w = 0; w < warps.size(); w++) {
@@ -197,8 +187,7 @@ public:
 private:
     std::vector<char> published_;
 
-    void begin()
-    {
+    void begin() {
         const unsigned threads = block->threads();
         const unsigned warp_count = (threads + lanes_of_warp - 1) / lanes_of_warp;
         copies.assign(threads, {});
@@ -220,27 +209,22 @@ private:
 
 inline AsyncWork& async_work() { return AsyncWork::of_this_block(); }
 
-inline void require_warps(const char* name)
-{
+inline void require_warps(const char* name) {
     if (WARP_SIZE != 32 || block == nullptr) reject(name, "without a full warp; expected 32 threads");
 }
 
 // Executes a collective of all 32 lanes of a warp; see Block::collective.
-inline void full_warp_collective(const char* name, void* operand, Block::WarpWork work)
-{
+inline void full_warp_collective(const char* name, void* operand, Block::WarpWork work) {
     require_warps(name);
     warp_collective(name, 0xffffffff, operand, work);
 }
-inline void require_all_lanes(const char* name, unsigned lanes)
-{
+inline void require_all_lanes(const char* name, unsigned lanes) {
     if (lanes != 0xffffffff) reject(name, "but lanes of its warp have ended; expected all 32");
 }
-
 }  // namespace cuda_cpu
 
 // Returns the address of p in shared memory: its offset in dynamic_shared_memory.
-inline uint32_t shared_address(const void* p)
-{
+inline uint32_t shared_address(const void* p) {
     const std::ptrdiff_t offset = static_cast<const char*>(p) - cuda_cpu::shared_base();
     if (offset < 0 || offset > static_cast<std::ptrdiff_t>(cuda_cpu::max_shared_bytes))
         cuda_cpu::reject("shared_address", "with an address that is not in dynamic shared memory");
@@ -248,8 +232,7 @@ inline uint32_t shared_address(const void* p)
 }
 
 // Returns 2^x; subnormal results are flushed to 0 (ex2.approx.ftz.f32).
-inline float exp2_approx(float x)
-{
+inline float exp2_approx(float x) {
     cuda_cpu::watch::special_function();
     const float n = nearbyintf(x);
     float result = cuda_cpu::exp2_of_sum(n, x - n);
@@ -257,8 +240,7 @@ inline float exp2_approx(float x)
     return x >= 128.0f ? std::numeric_limits<float>::infinity() : result;
 }
 
-inline float reciprocal_approx(float x)
-{
+inline float reciprocal_approx(float x) {
     cuda_cpu::watch::special_function();
     return cuda_cpu::math_rounding.last_bit(1.0f / x);
 }
@@ -266,8 +248,7 @@ inline float reciprocal_approx(float x)
 // Returns the next work tile from an atomic counter. dev/inspect runs only a few blocks, one after another: the first
 // would get all tiles. So under dev/inspect each block gets every gridDim.x-th tile, as on average on a GPU, and the
 // counter is accessed but not changed.
-inline unsigned atomic_inc(int* counter, unsigned last)
-{
+inline unsigned atomic_inc(int* counter, unsigned last) {
     if (!cuda_cpu::watch::on) return atomicInc(reinterpret_cast<unsigned*>(counter), last);
     atomicOr(counter, 0);
     return cuda_cpu::async_work().atomic_incs++ * gridDim.x + blockIdx.x;
@@ -276,7 +257,6 @@ inline unsigned atomic_inc(int* counter, unsigned last)
 // ==== Ampere and up =====================================================================================
 
 namespace cuda_cpu {
-
 // Operands of matrix products are bfloat16, or half precision in a program compiled with PRECISION_FP16.
 #ifdef PRECISION_FP16
 inline float lower_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair)); }
@@ -290,8 +270,7 @@ using Vector16 = float __attribute__((vector_size(64), may_alias));
 
 // Unpacks the fragments of A (16 x 16). Registers 0 to 3 of lane 4g + t hold two columns each: of rows g, g+8, g, g+8,
 // columns 2t, 2t, 2t+8, 2t+8 and the column after each.
-inline void read_a_fragments(float (*a)[16], const uint32_t* const* registers)
-{
+inline void read_a_fragments(float (*a)[16], const uint32_t* const* registers) {
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         const unsigned g = lane / 4, t = lane % 4;
         for (unsigned i = 0; i < 4; i++) {
@@ -310,8 +289,7 @@ struct MmaOperand {
 
 // Computes result (16 x columns) = a (16 x 16) b (16 x columns), 16 V columns at a time.
 template <unsigned V>
-CUDA_CPU_NO_TSAN inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns)
-{
+CUDA_CPU_NO_TSAN inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns) {
     for (unsigned r = 0; r < 16; r++)
         for (unsigned n = 0; n < columns; n += 16 * V) {
             Vector16 sum[V] = {};
@@ -326,8 +304,7 @@ CUDA_CPU_NO_TSAN inline void multiply(float* result, const float (*a)[16], const
 
 // Adds each lane's part of result (16 x columns) to its accumulators, or overwrites them if add is false.
 CUDA_CPU_NO_TSAN inline void add_to_accumulators(float* const* d_of_lane, const float* result, unsigned columns,
-                                                 unsigned stride, bool add)
-{
+                                                 unsigned stride, bool add) {
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         const float *upper = result + lane / 4 * stride + lane % 4 * 2, *lower = upper + 8 * stride;
         float* d = d_of_lane[lane];
@@ -341,8 +318,7 @@ CUDA_CPU_NO_TSAN inline void add_to_accumulators(float* const* d_of_lane, const 
     }
 }
 
-CUDA_CPU_NO_TSAN inline void mma_of_warp(void* const* operands, unsigned lanes)
-{
+CUDA_CPU_NO_TSAN inline void mma_of_warp(void* const* operands, unsigned lanes) {
     require_all_lanes("mma_m16n8k16", lanes);
     watch::tensor_flops(2 * 16 * 8 * 16);
     float* d[lanes_of_warp];
@@ -368,8 +344,7 @@ struct LdmatrixOperand {
     const void* row;
 };
 
-template <bool transposed> CUDA_CPU_NO_TSAN inline void ldmatrix_of_warp(void* const* operands, unsigned lanes)
-{
+template <bool transposed> CUDA_CPU_NO_TSAN inline void ldmatrix_of_warp(void* const* operands, unsigned lanes) {
     require_all_lanes("ldmatrix", lanes);
     alignas(16) uint16_t rows[lanes_of_warp][8];  // of 4 matrices
     for (unsigned lane = 0; lane < lanes_of_warp; lane++)
@@ -385,8 +360,7 @@ template <bool transposed> CUDA_CPU_NO_TSAN inline void ldmatrix_of_warp(void* c
     }
 }
 
-template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void* row, const void* site)
-{
+template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void* row, const void* site) {
     const char* name = transposed ? "ldmatrix_transposed" : "ldmatrix";
     require_capability(name, 75);
     if (!aligned(row, 16)) reject(name, "with an address that is not a multiple of 16");
@@ -397,27 +371,22 @@ template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void*
 }
 
 inline Groups<Copy>& copies_of_thread() { return async_work().copies[this_thread()]; }
-
 }  // namespace cuda_cpu
 
-inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
+inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     cuda_cpu::require_capability("mma_m16n8k16", 80);
     cuda_cpu::MmaOperand mine{d, a, {b0, b1}};
     cuda_cpu::full_warp_collective("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp);
 }
 
-CUDA_CPU_INSTRUCTION void ldmatrix(uint32_t (&r)[4], const void* row)
-{
+CUDA_CPU_INSTRUCTION void ldmatrix(uint32_t (&r)[4], const void* row) {
     cuda_cpu::ldmatrix_of_lane<false>(r, row, cuda_cpu::watch::call_site());
 }
-CUDA_CPU_INSTRUCTION void ldmatrix_transposed(uint32_t (&r)[4], const void* row)
-{
+CUDA_CPU_INSTRUCTION void ldmatrix_transposed(uint32_t (&r)[4], const void* row) {
     cuda_cpu::ldmatrix_of_lane<true>(r, row, cuda_cpu::watch::call_site());
 }
 
-CUDA_CPU_INSTRUCTION void cp_async(void* to, const void* from, bool valid)
-{
+CUDA_CPU_INSTRUCTION void cp_async(void* to, const void* from, bool valid) {
     using namespace cuda_cpu;
     require_capability("cp_async", 80);
     if (!aligned(to, 16) || !aligned(from, 16)) reject("cp_async", "with an address that is not a multiple of 16");
@@ -427,13 +396,11 @@ CUDA_CPU_INSTRUCTION void cp_async(void* to, const void* from, bool valid)
     if (!async_work().deferred || async_work().draw(2)) copy.complete();
     copies_of_thread().start(copy);
 }
-inline void cp_async_commit()
-{
+inline void cp_async_commit() {
     cuda_cpu::copies_of_thread().committed++;
     cuda_cpu::watch::cp_async_commit();
 }
-template <int N> CUDA_CPU_INSTRUCTION void cp_async_wait()
-{
+template <int N> CUDA_CPU_INSTRUCTION void cp_async_wait() {
     if (cuda_cpu::watch::is_removed("cp_async_wait", cuda_cpu::watch::call_site())) return;
     cuda_cpu::watch::cp_async_wait(N);
     cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
@@ -444,7 +411,6 @@ template <int N> CUDA_CPU_INSTRUCTION void cp_async_wait()
 // ==== Hopper: mbarrier, named barriers ==================================================================
 
 namespace cuda_cpu {
-
 // The 64 bits of an mbarrier: parity of the current phase, pending and expected arrival counts, tx-count.
 struct Mbarrier {
     static constexpr uint64_t max_arrivals = (1 << 20) - 1;
@@ -453,13 +419,11 @@ struct Mbarrier {
     int64_t tx_count : 21;  // bytes
     uint64_t mark : 2;      // 2: initialised
 
-    static void check_address(const uint64_t* barrier, const char* caller)
-    {
+    static void check_address(const uint64_t* barrier, const char* caller) {
         require_capability(caller, 90);
         if (!aligned(barrier, 8)) reject(caller, "with a barrier whose address is not a multiple of 8");
     }
-    CUDA_CPU_NO_TSAN static Mbarrier read(const uint64_t* barrier, const char* caller)
-    {
+    CUDA_CPU_NO_TSAN static Mbarrier read(const uint64_t* barrier, const char* caller) {
         check_address(barrier, caller);
         const auto value = bits<Mbarrier>(*barrier);
         if (value.mark != 2) reject(caller, "with a barrier that is not initialised");
@@ -468,8 +432,7 @@ struct Mbarrier {
     CUDA_CPU_NO_TSAN void write(uint64_t* barrier) const { *barrier = bits<uint64_t>(*this); }
 
     // Subtracts `arrive` arrivals, adds `expect` bytes to the tx-count, and completes the phase if both are then 0.
-    void change(uint64_t* barrier, const char* caller, uint64_t arrive, int64_t expect)
-    {
+    void change(uint64_t* barrier, const char* caller, uint64_t arrive, int64_t expect) {
         if (arrive > pending)
             reject(caller, line("for a barrier whose phase already has all %u arrivals",
                                 static_cast<unsigned>(expected)));
@@ -487,56 +450,8 @@ struct Mbarrier {
     }
 };
 
-}  // namespace cuda_cpu
-
-CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals)
-{
-    using namespace cuda_cpu;
-    Mbarrier::check_address(barrier, "mbarrier_init");
-    if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
-        reject("mbarrier_init", line("for %d arrivals; expected 1 to 1048575", arrivals));
-    const auto count = static_cast<uint64_t>(arrivals);
-    Mbarrier{0, count, count, 0, 2}.write(barrier);
-    async_work().unfenced_barrier = barrier;
-    watch::mbarrier_initialised(barrier, watch::call_site());
-}
-inline void fence_mbarrier_init()
-{
-    cuda_cpu::require_capability("fence_mbarrier_init", 90);
-    cuda_cpu::async_work().unfenced_barrier = nullptr;
-}
-
-CUDA_CPU_INSTRUCTION void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes,
-                                                    const char* name = "mbarrier_arrive_expect_tx")
-{
-    using namespace cuda_cpu;
-    watch::arrived(barrier, watch::call_site());
-    Mbarrier::read(barrier, name).change(barrier, name, 1, bytes);
-    if (async_work().draw(2)) block->yield();
-}
-CUDA_CPU_INSTRUCTION void mbarrier_arrive(uint64_t* barrier)
-{
-    mbarrier_arrive_expect_tx(barrier, 0, "mbarrier_arrive");
-}
-
-CUDA_CPU_INSTRUCTION void mbarrier_wait(uint64_t* barrier, uint32_t parity)
-{
-    using namespace cuda_cpu;
-    if (parity > 1) reject("mbarrier_wait", line("with parity %u; expected 0 or 1", parity));
-    if (watch::is_removed("mbarrier_wait", watch::call_site())) return;
-    AsyncWork& work = async_work();
-    if (work.draw(4)) work.advance();
-    while (Mbarrier::read(barrier, "mbarrier_wait").parity == parity) block->park("mbarrier_wait", barrier, parity);
-    watch::waited(barrier, parity, watch::call_site());
-    const auto seen = [=](const Load& load) { return load.done && load.barrier == barrier && load.phase == parity; };
-    work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
-}
-
-namespace cuda_cpu {
-
 // Counts this thread's arrival at a named barrier; returns whether it was the last.
-inline bool arrive_at_named_barrier(const char* name, int number, int threads)
-{
+inline bool arrive_at_named_barrier(const char* name, int number, int threads) {
     require_warps(name);
     if (number < 1 || number > 15) reject(name, line("with number %d; expected 1 to 15", number));
     if (threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
@@ -557,28 +472,61 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads)
     block->unpark(&barrier);
     return true;
 }
-
 }  // namespace cuda_cpu
 
-CUDA_CPU_INSTRUCTION void named_barrier_sync(int number, int threads)
-{
+CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals) {
+    using namespace cuda_cpu;
+    Mbarrier::check_address(barrier, "mbarrier_init");
+    if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
+        reject("mbarrier_init", line("for %d arrivals; expected 1 to 1048575", arrivals));
+    const auto count = static_cast<uint64_t>(arrivals);
+    Mbarrier{0, count, count, 0, 2}.write(barrier);
+    async_work().unfenced_barrier = barrier;
+    watch::mbarrier_initialised(barrier, watch::call_site());
+}
+inline void fence_mbarrier_init() {
+    cuda_cpu::require_capability("fence_mbarrier_init", 90);
+    cuda_cpu::async_work().unfenced_barrier = nullptr;
+}
+
+CUDA_CPU_INSTRUCTION void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes,
+                                                    const char* name = "mbarrier_arrive_expect_tx") {
+    using namespace cuda_cpu;
+    watch::arrived(barrier, watch::call_site());
+    Mbarrier::read(barrier, name).change(barrier, name, 1, bytes);
+    if (async_work().draw(2)) block->yield();
+}
+CUDA_CPU_INSTRUCTION void mbarrier_arrive(uint64_t* barrier) {
+    mbarrier_arrive_expect_tx(barrier, 0, "mbarrier_arrive");
+}
+
+CUDA_CPU_INSTRUCTION void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+    using namespace cuda_cpu;
+    if (parity > 1) reject("mbarrier_wait", line("with parity %u; expected 0 or 1", parity));
+    if (watch::is_removed("mbarrier_wait", watch::call_site())) return;
+    AsyncWork& work = async_work();
+    if (work.draw(4)) work.advance();
+    while (Mbarrier::read(barrier, "mbarrier_wait").parity == parity) block->park("mbarrier_wait", barrier, parity);
+    watch::waited(barrier, parity, watch::call_site());
+    const auto seen = [=](const Load& load) { return load.done && load.barrier == barrier && load.phase == parity; };
+    work.loads.erase(std::remove_if(work.loads.begin(), work.loads.end(), seen), work.loads.end());
+}
+
+CUDA_CPU_INSTRUCTION void named_barrier_sync(int number, int threads) {
     using namespace cuda_cpu;
     if (watch::is_removed("named_barrier_sync", watch::call_site())) return;
     if (!arrive_at_named_barrier("named_barrier_sync", number, threads))
         block->park("named_barrier_sync", &async_work().named[number], static_cast<unsigned>(number));
     watch::waited(&async_work().named[number], 0, nullptr);
 }
-inline void named_barrier_arrive(int number, int threads)
-{
+inline void named_barrier_arrive(int number, int threads) {
     using namespace cuda_cpu;
     arrive_at_named_barrier("named_barrier_arrive", number, threads);
     if (async_work().draw(2)) block->yield();
 }
 
 namespace cuda_cpu {
-
-inline std::string AsyncWork::state_of(const void* what, unsigned number) const
-{
+inline std::string AsyncWork::state_of(const void* what, unsigned number) const {
     for (unsigned n = 1; n < 16; n++)
         if (what == &named[n])
             return line(", barrier %u: %u of %u threads have arrived", number, named[n].arrived, named[n].expected);
@@ -592,15 +540,10 @@ inline std::string AsyncWork::state_of(const void* what, unsigned number) const
                 static_cast<int>(barrier.tx_count));
 }
 
-}  // namespace cuda_cpu
-
 // ==== Hopper: the Tensor Memory Accelerator (TMA) =======================================================
 
-namespace cuda_cpu {
-
 // Copies a load's box to shared memory and subtracts its bytes from the barrier's tx-count.
-CUDA_CPU_NO_TSAN inline void AsyncWork::complete(Load& load)
-{
+CUDA_CPU_NO_TSAN inline void AsyncWork::complete(Load& load) {
     const TensorLayout& t = load.tensor;
     const uint32_t to = shared_address(load.to), row_bytes = t.box[0] * t.element_bytes;
     uint32_t written = 0;
@@ -636,11 +579,10 @@ CUDA_CPU_NO_TSAN inline void AsyncWork::complete(Load& load)
     load.phase = barrier.parity;
     barrier.change(load.barrier, "tma_load", 0, -t.box_bytes());
 }
-
 }  // namespace cuda_cpu
 
-CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3)
-{
+CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
+                                   int c3) {
     using namespace cuda_cpu;
     require_capability("tma_load", 90);
     Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0, 0};
@@ -663,15 +605,13 @@ CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* b
 // ==== Hopper: wgmma =====================================================================================
 
 // Returns the matrix descriptor of a tile in shared memory with 128-byte swizzling.
-inline uint64_t wgmma_descriptor(const void* tile, int column_block_bytes = 16)
-{
+inline uint64_t wgmma_descriptor(const void* tile, int column_block_bytes = 16) {
     constexpr uint64_t eight_rows = 8 * 128 / 16, swizzle_128 = 1;
     return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 |
            eight_rows << 32 | swizzle_128 << 62;
 }
 
 namespace cuda_cpu {
-
 // A decoded matrix descriptor. Offsets are in bytes.
 struct Descriptor {
     uint32_t start, leading, stride;
@@ -682,8 +622,7 @@ struct Descriptor {
 
     Descriptor(uint64_t word, unsigned reader, watch::Operand as)
         : start((word & 0x3fff) << 4), leading((word >> 16 & 0x3fff) << 4), stride((word >> 32 & 0x3fff) << 4),
-          product(reader), operand(as)
-    {
+          product(reader), operand(as) {
         if (word >> 62 != 1)
             die(line("wgmma: a descriptor's swizzle is mode %d; expected 1 (128 bytes)",
                      static_cast<int>(word >> 62)));
@@ -697,8 +636,7 @@ struct Descriptor {
     uint32_t row(uint32_t r) const { return r % 8 * 128 + r / 8 * stride; }
 
     // Reads 8 elements. offset: from the start of the tile, before swizzling.
-    CUDA_CPU_NO_TSAN void read(float* to, uint32_t offset) const
-    {
+    CUDA_CPU_NO_TSAN void read(float* to, uint32_t offset) const {
         const uint32_t address = swizzled_128(start + offset);
         if (address + 16 > launched->shared_bytes) die("wgmma reads beyond the launch's shared memory");
         watch::wgmma_reads(product, shared_base() + address, operand);
@@ -708,8 +646,7 @@ struct Descriptor {
     }
 };
 
-inline void read_operands_and_multiply(WarpProduct& p, float* result)
-{
+inline void read_operands_and_multiply(WarpProduct& p, float* result) {
     alignas(64) static thread_local float a[16][16], b[16 * max_columns];
     if (p.a_in_registers()) {
         read_a_fragments(a, p.a_registers);
@@ -734,8 +671,7 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result)
 }
 
 // Saves the accumulators and overwrites them with NaN until the product completes.
-inline void save_accumulators(WarpProduct& p)
-{
+inline void save_accumulators(WarpProduct& p) {
     p.saved = true;
     p.old.resize(lanes_of_warp * p.columns / 2);
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
@@ -747,8 +683,7 @@ inline void save_accumulators(WarpProduct& p)
 // ---- from the instruction to the wait
 
 // Issues a warp's part of a wgmma. Without a seed it completes at once.
-inline void start_product(const WarpProduct& product)
-{
+inline void start_product(const WarpProduct& product) {
     AsyncWork& work = async_work();
     AsyncWork::Warp& warp = work.warps[this_warp()];
     if (!warp.fenced) die(line("wgmma: warp %u has not called wgmma_fence", this_warp()));
@@ -776,8 +711,7 @@ inline void start_product(const WarpProduct& product)
 }
 
 // Completes a pending product.
-inline void end_product(WarpProduct& p)
-{
+inline void end_product(WarpProduct& p) {
     watch::wgmma_completed(p.watch_id);
     if (!async_work().deferred) return;
     if (p.result.empty()) {
@@ -791,8 +725,7 @@ inline void end_product(WarpProduct& p)
 }
 
 // Completes all but the latest n groups of this warp's products.
-inline void wait_for_products(unsigned n)
-{
+inline void wait_for_products(unsigned n) {
     auto& products = async_work().warps[this_warp()].products;
     products.wait(n, end_product);
     watch::wgmma_waited(this_warp());
@@ -814,8 +747,7 @@ struct ProductOperand {
     const void* site;
 };
 
-template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsigned lanes)
-{
+template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsigned lanes) {
     require_all_lanes("wgmma", lanes);
     WarpProduct p{};
     const ProductOperand& first = *static_cast<ProductOperand*>(operands[0]);
@@ -837,71 +769,61 @@ template <int N, Major B> inline void wgmma_of_warp(void* const* operands, unsig
 }
 
 // Executes a collective of one warp of a full warpgroup.
-inline void warpgroup_collective(const char* name, void* operand, Block::WarpWork work)
-{
+inline void warpgroup_collective(const char* name, void* operand, Block::WarpWork work) {
     require_capability(name, 90, 90);
     require_warps(name);
     if (block->current() / 128 * 128 + 128 > block->threads())
         reject(name, "without a full warpgroup; expected 128 threads");
     warp_collective(name, 0xffffffff, operand, work);
 }
-
 }  // namespace cuda_cpu
 
 // The registers passed to a fence or a wait are for nvcc, which may move arithmetic on other registers across it.
 template <class Register> inline void fence_operand(Register&) {}
-template <class... Registers> inline void wgmma_fence(Registers&...)
-{
+template <class... Registers> inline void wgmma_fence(Registers&...) {
     cuda_cpu::warpgroup_collective("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::require_all_lanes("wgmma_fence", lanes);
         cuda_cpu::async_work().warps[cuda_cpu::this_warp()].fenced = true;
     });
 }
-inline void wgmma_commit()
-{
+inline void wgmma_commit() {
     cuda_cpu::warpgroup_collective("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::require_all_lanes("wgmma_commit", lanes);
         cuda_cpu::async_work().warps[cuda_cpu::this_warp()].products.committed++;
     });
 }
-template <int N, class... Registers> inline void wgmma_wait(Registers&...)
-{
+template <int N, class... Registers> inline void wgmma_wait(Registers&...) {
     cuda_cpu::warpgroup_collective("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
         cuda_cpu::require_all_lanes("wgmma_wait", lanes);
         cuda_cpu::wait_for_products(N);
     });
 }
 
-CUDA_CPU_INSTRUCTION void async_fence()
-{
+CUDA_CPU_INSTRUCTION void async_fence() {
     cuda_cpu::require_capability("async_fence", 90);
     if (cuda_cpu::watch::is_removed("async_fence", cuda_cpu::watch::call_site())) return;
     cuda_cpu::watch::proxy_fence();
     cuda_cpu::async_work().publish_stores();
 }
 
-template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
-{
+template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
     static_assert(N == 64 || N == 128 || N == 256);
     cuda_cpu::ProductOperand mine{d, nullptr, a, b, add, cuda_cpu::watch::call_site()};
     cuda_cpu::warpgroup_collective("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
 template <int N, Major B>
-CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add)
-{
+CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
     static_assert(N == 64 || N == 128);
     cuda_cpu::ProductOperand mine{d, a, 0, b, add, cuda_cpu::watch::call_site()};
     cuda_cpu::warpgroup_collective("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
 }
 
 // setmaxnreg: the emulator does not count registers.
-template <int N> inline void setmaxnreg_dec()
-{
+template <int N> inline void setmaxnreg_dec() {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
     cuda_cpu::require_capability("setmaxnreg_dec", 90, 90);
 }
-template <int N> inline void setmaxnreg_inc()
-{
+template <int N> inline void setmaxnreg_inc() {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
     cuda_cpu::require_capability("setmaxnreg_inc", 90, 90);
 }

@@ -4,10 +4,8 @@
 //
 //   - Matrix products: the sum over k is computed in two parts, divided at a random index.
 //   - Tensor-core instructions (ptx.h): the order of the sum over k.
-//   - __expf, exp2_approx: the last bits of the polynomial's coefficients.
-//   - rsqrtf, __logf, __sinf ..., reciprocal_approx: the last bit of the result.
-//
-// The last two need -DCUDA_CPU_ROUNDING_MATH at width 1.
+//   - __expf, exp2_approx: the last bits of the polynomial's coefficients (at width 1: see math_rounding).
+//   - rsqrtf, __logf, __sinf ..., reciprocal_approx: the last bit of the result (the same).
 #pragma once
 
 #include <stdint.h>
@@ -17,11 +15,8 @@
 #include <cstdlib>
 
 namespace cuda_cpu {
-
 // Returns the same bits as another type.
-template <class To, class From>
-inline To bits(From from)
-{
+template <class To, class From> inline To bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "both types must have the same size");
     To to;
     memcpy(&to, &from, sizeof(to));
@@ -29,8 +24,7 @@ inline To bits(From from)
 }
 
 // The last step of splitmix64: spreads every bit of z over all bits of the result.
-constexpr uint64_t mixed(uint64_t z)
-{
+constexpr uint64_t mixed(uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
     z = (z ^ z >> 27) * 0x94d049bb133111eb;
     return z ^ z >> 31;
@@ -46,8 +40,7 @@ struct Rounding {
     // 1.92596299e-8f, 6.931472029e-1f and 2.402264791e-1f
     static constexpr Rounding exact() { return {0, 0x32a57060, 0x3f317218, 0x3e75fdee, 0}; }
 
-    static Rounding of_seed(uint64_t seed)
-    {
+    static Rounding of_seed(uint64_t seed) {
         Rounding r = exact();
         if (seed == 0) return r;
         r.seed = seed;
@@ -61,15 +54,13 @@ struct Rounding {
     }
 
     // Returns the k at which the second part of a sum begins; 0: the sum has one part.
-    int64_t split(int64_t k) const
-    {
+    int64_t split(int64_t k) const {
         if (seed == 0 || k < 2) return 0;
         return 1 + static_cast<int64_t>(mixed(seed ^ static_cast<uint64_t>(k) << 32) % static_cast<uint64_t>(k - 1));
     }
 
     // Returns x or an adjacent float. Powers of 2, 0, infinity and NaN do not change: they are exact on all machines.
-    float last_bit(float x) const
-    {
+    float last_bit(float x) const {
         const uint32_t word = bits<uint32_t>(x);
         if (seed == 0 || (word & 0x7fffff) == 0 || (word >> 23 & 0xff) == 0xff) return x;
         return bits<float>(word + static_cast<uint32_t>(mixed(seed ^ static_cast<uint64_t>(word) << 32) % 3) - 1);
@@ -77,8 +68,7 @@ struct Rounding {
 };
 
 // Returns the number in an environment variable, or `otherwise` if it is unset. Ends the program if it is not a number.
-inline uint64_t number_of_environment(const char* variable, uint64_t otherwise)
-{
+inline uint64_t number_of_environment(const char* variable, uint64_t otherwise) {
     const char* text = getenv(variable);
     if (text == nullptr) return otherwise;
     char* end = nullptr;
@@ -106,5 +96,4 @@ constexpr Rounding math_rounding = Rounding::exact();
 constexpr bool perturbs_math = true;
 static constexpr const Rounding& math_rounding = rounding;
 #endif
-
 }  // namespace cuda_cpu

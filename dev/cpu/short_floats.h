@@ -5,7 +5,6 @@
 #include "cuda_runtime.h"
 
 namespace cuda_cpu {
-
 // Vectors of 16 elements, for packs. Without them g++ vectorises conversions only in loops over arrays.
 typedef float Floats __attribute__((vector_size(64)));
 typedef unsigned Bits __attribute__((vector_size(64)));
@@ -13,9 +12,7 @@ typedef unsigned short Halves __attribute__((vector_size(32)));
 typedef unsigned char Codes __attribute__((vector_size(16)));
 
 // Copies a pack to a vector. (Returning a vector wider than the processor's would change the calling convention.)
-template <class Vector, class T>
-inline void load_pack(Vector& to, const T& array)
-{
+template <class Vector, class T> inline void load_pack(Vector& to, const T& array) {
     static_assert(sizeof(to) == sizeof(array), "a pack must have 16 elements");
     memcpy(&to, &array, sizeof(to));
 }
@@ -39,8 +36,7 @@ struct ShortFormat {
 // Converts codes to floats; Floats and Bits are scalars or vectors. decode and encode have no branch. They treat
 // exponent and mantissa as one integer, which differs by 1 between adjacent values. To convert a subnormal, encode adds
 // `unit`, and decode subtracts it.
-template <class Floats, class Bits> inline void decode(Floats& x, const Bits& code, const ShortFormat& f)
-{
+template <class Floats, class Bits> inline void decode(Floats& x, const Bits& code, const ShortFormat& f) {
     const Bits none = {}, magnitude = code & (f.sign() - 1), sign = (code & f.sign()) << (32 - f.width);
     const Bits normal = (magnitude << f.dropped()) + (f.bias_difference() << 23), raised = magnitude + f.unit();
     Floats number;
@@ -56,8 +52,7 @@ template <class Floats, class Bits> inline void decode(Floats& x, const Bits& co
 }
 
 // Converts floats to codes, rounded to nearest even: normals by integer arithmetic, subnormals by adding `unit`.
-template <class Floats, class Bits> inline void encode(Bits& code, const Floats& x, const ShortFormat& f)
-{
+template <class Floats, class Bits> inline void encode(Bits& code, const Floats& x, const ShortFormat& f) {
     Bits all, raised;
     memcpy(&all, &x, sizeof(x));
     const Bits none = {}, magnitude = all & 0x7fffffffu;
@@ -73,30 +68,26 @@ template <class Floats, class Bits> inline void encode(Bits& code, const Floats&
     code = magnitude > 0x7f800000u ? none + f.nan : signed_code;
 }
 
-inline float decoded(unsigned code, const ShortFormat& f)
-{
+inline float decoded(unsigned code, const ShortFormat& f) {
     float x;
     decode(x, code, f);
     return x;
 }
-inline unsigned encoded(float x, const ShortFormat& f)
-{
+inline unsigned encoded(float x, const ShortFormat& f) {
     unsigned code;
     encode(code, x, f);
     return code;
 }
 
 // The same conversions for a pack of 16.
-template <class T> inline void decode_pack(float (&x)[16], const T (&v)[16], const ShortFormat& f)
-{
+template <class T> inline void decode_pack(float (&x)[16], const T (&v)[16], const ShortFormat& f) {
     std::conditional_t<sizeof(T) == 1, Codes, Halves> codes;
     load_pack(codes, v);
     Floats floats;
     decode(floats, __builtin_convertvector(__builtin_convertvector(codes, Halves), Bits), f);
     memcpy(x, &floats, sizeof(floats));
 }
-template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], const ShortFormat& f)
-{
+template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], const ShortFormat& f) {
     Floats floats;
     load_pack(floats, x);
     Bits bits;
@@ -104,7 +95,6 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     const auto codes = __builtin_convertvector(bits, std::conditional_t<sizeof(T) == 1, Codes, Halves>);
     memcpy(static_cast<void*>(v), &codes, sizeof(codes));
 }
-
 }  // namespace cuda_cpu
 
 // Defines the type T, its raw form T##_raw and its pair T##2 from Encode (float or double to bits) and Decode (bits to
@@ -134,8 +124,7 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     inline T __hmin(T x, T y) { return fminf(x, y); }                                                                 \
     inline T __hneg(T x) { return -static_cast<float>(x); }                                                           \
     /* The product is exact in double. The sum drops only bits too far below the last bit of T to matter. */          \
-    inline T __hfma(T x, T y, T z)                                                                                    \
-    {                                                                                                                 \
+    inline T __hfma(T x, T y, T z) {                                                                                  \
         return static_cast<double>(static_cast<float>(x)) * static_cast<float>(y) + static_cast<float>(z);            \
     }                                                                                                                 \
     inline T##2 __hfma2(T##2 u, T##2 v, T##2 w) { return {__hfma(u.x, v.x, w.x), __hfma(u.y, v.y, w.y)}; }            \

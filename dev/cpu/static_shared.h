@@ -14,25 +14,21 @@
 extern "C" char __executable_start;  // defined by the linker: the address at which the program was loaded
 
 namespace cuda_cpu {
-
 class StaticShared {
 public:
     // Returns the table of this program, which is read at the first call.
-    static const StaticShared& of_program()
-    {
+    static const StaticShared& of_program() {
         static const StaticShared* const value = new StaticShared;
         return *value;
     }
 
     // Fills all arrays of this worker with 0xff bytes: NaN in every float type. anchor: &threadIdx of this worker.
-    void fill(const void* anchor) const
-    {
+    void fill(const void* anchor) const {
         for (const Array& a : arrays_) memset(const_cast<char*>(place(anchor, a)), 0xff, a.bytes);
     }
 
     // Returns the bytes of the arrays that the kernel itself declares, without those of functions that it calls.
-    size_t bytes_of(const void* kernel) const
-    {
+    size_t bytes_of(const void* kernel) const {
         const std::string function = name_of(kernel);
         if (function.empty()) return 0;
         const std::string beginning = "_ZZ" + function.substr(2) + "E";
@@ -43,15 +39,13 @@ public:
     }
 
     // Returns the mangled name of a kernel, or "" if it is unknown.
-    const char* name_of(const void* kernel) const
-    {
+    const char* name_of(const void* kernel) const {
         const auto function = functions_.find(reinterpret_cast<uintptr_t>(kernel) - loaded_at_);
         return function == functions_.end() ? "" : function->second.c_str();
     }
 
     // Calls f(address, bytes, name) for each of this worker's arrays.
-    template <class F> void each(const void* anchor, F f) const
-    {
+    template <class F> void each(const void* anchor, F f) const {
         for (const Array& a : arrays_) f(place(anchor, a), a.bytes, a.name.c_str());
     }
 
@@ -68,14 +62,12 @@ private:
 
     // Returns the address of an array for the worker whose threadIdx is at `anchor`. (If the pointer were not volatile,
     // -D_FORTIFY_SOURCE would report a memset of the array as an overflow of threadIdx and end the program.)
-    const char* place(const void* anchor, const Array& a) const
-    {
+    const char* place(const void* anchor, const Array& a) const {
         const void* volatile hidden = anchor;
         return static_cast<const char*>(hidden) + (a.at - anchor_);
     }
 
-    StaticShared()
-    {
+    StaticShared() {
         std::ifstream file("/proc/self/exe", std::ios::binary);
         const std::string program((std::istreambuf_iterator<char>(file)), {});
         Elf64_Ehdr header;
@@ -96,8 +88,7 @@ private:
     }
 
     // Copies an object from offset `at` of the program's file. Returns false if it does not lie within the file.
-    template <class T> static bool read(const std::string& program, size_t at, T* to)
-    {
+    template <class T> static bool read(const std::string& program, size_t at, T* to) {
         if (at > program.size() || program.size() - at < sizeof(T)) return false;
         memcpy(to, program.data() + at, sizeof(T));
         return true;
@@ -105,8 +96,7 @@ private:
 
     // Adds a function or an array. The mangled name of a variable in a function begins with "_ZZ". Variables of the
     // emulator itself are in namespace cuda_cpu and are left out.
-    void add_symbol(const Elf64_Sym& symbol, const std::string& name)
-    {
+    void add_symbol(const Elf64_Sym& symbol, const std::string& name) {
         const unsigned type = ELF64_ST_TYPE(symbol.st_info);
         if (type == STT_FUNC) functions_.emplace(symbol.st_value, name);
         if (type != STT_TLS) return;
@@ -116,5 +106,4 @@ private:
         if (name.rfind("_ZZ", 0) == 0 && !ours) arrays_.push_back({name, at, symbol.st_size});
     }
 };
-
 }  // namespace cuda_cpu

@@ -1,6 +1,5 @@
-// Tests of the emulator. `make -C dev/cpu test` builds and runs them at widths 32 and 1. Options: --list prints the
-// names of the sections; --only NAMES runs the sections whose names begin with one of NAMES. With any other argument
-// the program runs as the child process of a test: see run_as_child().
+// Tests of the emulator. `make -C dev/cpu test` builds and runs them at widths 32 and 1. With another argument than the
+// options of testing.h the program runs as the child process of a test: see run_as_child().
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #include <cublas_v2.h>
@@ -16,26 +15,19 @@
 
 #include <array>
 #include <cmath>
-#include <functional>
 #include <random>
-#include <sstream>
+
+#include "../tests/testing.h"
 
 extern __shared__ float4 dynamic_shared_memory[];
 
 // ==== the harness =======================================================================================
 
-static int passed = 0, failed = 0;
-
-static void expect(const std::string& what, bool holds)
-{
-    printf("%s  %s\n", holds ? "ok    " : "FAILED", what.c_str());
-    fflush(stdout);
-    ++(holds ? passed : failed);
-}
+// expect() of testing.h with the arguments in the other order, because conditions are long here.
+static void expect(const std::string& what, bool holds) { expect(holds, what); }
 
 // Expects holds(row) for each row of a table; prints the names of rows for which it is false.
-template <class Table, class Holds> static void expect_each(const std::string& what, const Table& table, Holds holds)
-{
+template <class Table, class Holds> static void expect_each(const std::string& what, const Table& table, Holds holds) {
     std::string wrong;
     for (const auto& row : table)
         if (!holds(row)) wrong += std::string(" ") + row.name + ";";
@@ -45,15 +37,13 @@ template <class Table, class Holds> static void expect_each(const std::string& w
 // Launches a kernel. configuration: {grid, block, bytes of shared memory, stream}.
 template <class... Parameters, class... Arguments>
 static cudaError_t launch(const cuda_cpu::Configuration& configuration, void (*kernel)(Parameters...),
-                          Arguments... arguments)
-{
+                          Arguments... arguments) {
     return cudaLaunchKernelEx(&configuration, kernel, arguments...);
 }
 
 // Launches a kernel whose threads call body().
 template <class Body> __global__ void call(Body body) { body(); }
-template <class Body> static cudaError_t run(const cuda_cpu::Configuration& configuration, Body body)
-{
+template <class Body> static cudaError_t run(const cuda_cpu::Configuration& configuration, Body body) {
     return launch(configuration, call<Body>, body);
 }
 
@@ -61,8 +51,7 @@ template <class Body> static cudaError_t run(const cuda_cpu::Configuration& conf
 template <class T> struct Array {
     T* data = nullptr;
     size_t size;
-    explicit Array(size_t size_) : size(size_)
-    {
+    explicit Array(size_t size_) : size(size_) {
         cudaMalloc(&data, size * sizeof(T));
         cudaMemset(data, 0, size * sizeof(T));
     }
@@ -72,21 +61,18 @@ template <class T> struct Array {
     T& operator[](size_t i) { return data[i]; }
     std::vector<T> values() const { return {data, data + size}; }
     // Returns whether holds(i, element i) is true for each element.
-    template <class Holds> bool each(Holds holds) const
-    {
+    template <class Holds> bool each(Holds holds) const {
         for (size_t i = 0; i < size; i++)
             if (!holds(i, data[i])) return false;
         return true;
     }
-    bool all_are(T value) const
-    {
+    bool all_are(T value) const {
         return each([=](size_t, T x) { return x == value; });
     }
 };
 
 // Runs this program with an argument and returns its output and exit code. before: start of the shell command.
-static std::pair<std::string, int> run_child(const std::string& argument, const std::string& before = "")
-{
+static std::pair<std::string, int> run_child(const std::string& argument, const std::string& before = "") {
     char self[4096] = "";
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0) return {"no /proc/self/exe", -1};
     FILE* pipe = popen((before + " '" + std::string(self) + "' " + argument + " 2>&1").c_str(), "r");
@@ -96,18 +82,15 @@ static std::pair<std::string, int> run_child(const std::string& argument, const 
     return {output, WIFEXITED(status) ? WEXITSTATUS(status) : -1};
 }
 
-static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // Returns whether a child process ends with this exit code and prints this text.
-static bool child_fails(int code, const std::string& text, const std::string& argument, const std::string& before = "")
-{
+static bool child_fails(int code, const std::string& text, const std::string& argument,
+                        const std::string& before = "") {
     const auto [output, exit_code] = run_child(argument, before);
     return exit_code == code && contains(output, text);
 }
 
 // Returns whether check() holds under each seed in [first, end). Seed 0 is the natural order.
-template <class Check> static bool under_seeds(uint64_t first, uint64_t end, Check check)
-{
+template <class Check> static bool under_seeds(uint64_t first, uint64_t end, Check check) {
     bool holds = true;
     for (uint64_t seed = first; seed < end; seed++) {
         cuda_cpu::set_seed(seed);
@@ -119,8 +102,7 @@ template <class Check> static bool under_seeds(uint64_t first, uint64_t end, Che
 template <class Check> static bool in_every_order(Check check) { return under_seeds(0, 8, check); }
 
 // Returns whether check() holds on an emulated GPU. All queues are empty afterwards.
-template <class Check> static bool on(const char* card, Check check)
-{
+template <class Check> static bool on(const char* card, Check check) {
     cuda_cpu::set_card(card);
     const bool holds = check();
     cuda_cpu::set_card("");
@@ -130,8 +112,7 @@ template <class Check> static bool on(const char* card, Check check)
 
 // ==== threads and blocks ================================================================================
 
-static bool every_thread_runs_once(dim3 grid, dim3 block)
-{
+static bool every_thread_runs_once(dim3 grid, dim3 block) {
     Array<int> visits(grid.x * grid.y * grid.z * block.x * block.y * block.z);
     run({grid, block}, [=, visits = visits.data] {
         const auto same = [](dim3 a, dim3 b) { return a.x == b.x && a.y == b.y && a.z == b.z; };
@@ -142,8 +123,7 @@ static bool every_thread_runs_once(dim3 grid, dim3 block)
     return visits.all_are(1);
 }
 
-static bool half_of_the_threads_exit()
-{
+static bool half_of_the_threads_exit() {
     Array<int> sum(64);
     run({1, 64}, [sum = sum.data] {
         __shared__ int here;
@@ -161,8 +141,7 @@ static bool half_of_the_threads_exit()
 }
 
 // Each thread reads the previous thread's store without a barrier. In the natural order the store has already happened.
-static bool missing_barrier_shows()
-{
+static bool missing_barrier_shows() {
     Array<int> out(64);
     run({1, 64}, [out = out.data] {
         __shared__ int tile[64];
@@ -174,8 +153,7 @@ static bool missing_barrier_shows()
     return !out.each([](size_t t, int read) { return t == 0 || read == static_cast<int>(t) - 1; });
 }
 
-static void test_blocks()
-{
+TEST("blocks") {
     expect("every thread of every block runs once, with its own indices", in_every_order([] {
               return every_thread_runs_once({5, 3, 2}, {4, 3, 5}) && every_thread_runs_once(1, 1) &&
                      every_thread_runs_once(1000, 1) && every_thread_runs_once(3, 1024);
@@ -200,8 +178,7 @@ static void test_blocks()
 
 // ==== warps =============================================================================================
 
-template <class T> static bool shuffles_are_right()
-{
+template <class T> static bool shuffles_are_right() {
     bool right = true;
     for (int kind = 0; kind < 4; kind++)
         for (int width : {WARP_SIZE, WARP_SIZE >= 8 ? 8 : 1})
@@ -225,8 +202,7 @@ template <class T> static bool shuffles_are_right()
     return right;
 }
 
-static void test_warps()
-{
+TEST("warps") {
     expect("shuffles of 32 and 64 bits read the source lane within their width", in_every_order([] {
               return shuffles_are_right<int>() && shuffles_are_right<float>() && shuffles_are_right<double>();
           }));
@@ -260,8 +236,7 @@ static void test_warps()
 // ==== errors that end the program, and workers ==========================================================
 
 // Runs a kernel with the named error.
-static int run_fatal_error(const std::string& what)
-{
+static int run_fatal_error(const std::string& what) {
     Array<float> data(100);
     volatile float* const out = data.data;
     nvtxRangePushA("outer");
@@ -285,8 +260,7 @@ static int run_fatal_error(const std::string& what)
     return 0;
 }
 
-static void test_fatal_errors()
-{
+TEST("fatal errors") {
     if (WARP_SIZE == 32)
         expect("a deadlock is reported with its kernel, block and threads",
                child_fails(1,
@@ -307,8 +281,7 @@ static void test_fatal_errors()
 }
 
 // Prints the number of workers, this program's other arguments and the first line of its input.
-static int print_workers(int argc, char** argv)
-{
+static int print_workers(int argc, char** argv) {
     cudaSetDevice(0);
     printf("%d workers, ", omp_get_max_threads());
     for (int i = 2; i < argc; i++) printf("[%s]", argv[i]);
@@ -317,8 +290,7 @@ static int print_workers(int argc, char** argv)
     return 0;
 }
 
-static void test_workers()
-{
+TEST("workers") {
     const std::string before = "echo input | env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_NUM_THREADS=2 ";
     expect("a program that restarts itself with shorter spins keeps its arguments, variables and input",
            run_child("workers a '' 'two words'", before + "CUDA_CPU_THREADS=3").first ==
@@ -330,14 +302,12 @@ static void test_workers()
 // ==== host functions ====================================================================================
 
 __global__ void nothing() {}
-__global__ void fill_shared(size_t bytes, int* aligned)
-{
+__global__ void fill_shared(size_t bytes, int* aligned) {
     memset(static_cast<void*>(dynamic_shared_memory), 1, bytes);
     *aligned = reinterpret_cast<uintptr_t>(dynamic_shared_memory) % 1024 == 0;
 }
 // Returns whether a launch can use exactly 48 KiB of shared memory without opt-in, and exactly `most` bytes with it.
-static bool shared_memory_ends_at(size_t most)
-{
+static bool shared_memory_ends_at(size_t most) {
     constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
     Array<int> flag(1);
     const auto with = [&](size_t bytes) { return launch({1, 1, bytes}, fill_shared, bytes, flag.data); };
@@ -350,8 +320,7 @@ static bool shared_memory_ends_at(size_t most)
            cudaDeviceSynchronize() == cudaSuccess && flag[0] == 1;
 }
 
-static bool memory_is_counted()
-{
+static bool memory_is_counted() {
     constexpr size_t bytes = 10 << 20;
     cudaDeviceProp properties;
     cudaGetDeviceProperties(&properties, 0);
@@ -369,8 +338,7 @@ static bool memory_is_counted()
     return right && before == after;
 }
 
-static bool events_measure_time()
-{
+static bool events_measure_time() {
     cudaEvent_t begin, end, untimed;
     float ms = -1;
     cudaEventCreate(&begin);
@@ -388,8 +356,7 @@ static bool events_measure_time()
 }
 
 __constant__ float device_table[4];
-static bool symbols_are_copied()
-{
+static bool symbols_are_copied() {
     const float table[] = {1, 2, 3, 4};
     Array<float> out(4);
     const bool copied = cudaMemcpyToSymbol(device_table, table, sizeof(table)) == cudaSuccess &&
@@ -399,8 +366,7 @@ static bool symbols_are_copied()
     return copied && out.values() == std::vector<float>({1, 2, 3, 1});
 }
 
-static void test_host()
-{
+TEST("host") {
     expect("shared memory up to the limit can be used, more is rejected", shared_memory_ends_at(227 << 10));
     bool right = true;
     for (dim3 grid : {dim3(0), dim3(1, 65536), dim3(1, 1, 65536), dim3(1, 0)})
@@ -425,15 +391,13 @@ static void test_host()
 
 struct Scale { float factor; };   // passed by value
 
-__global__ void scale_by(float* x, Scale scale, const float* device_factor)
-{
+__global__ void scale_by(float* x, Scale scale, const float* device_factor) {
     x[blockIdx.x] *= scale.factor * *device_factor;
 }
 __global__ void add_one(float* x) { x[blockIdx.x] += 1; }
 
 // Captures the work that work() issues to a stream. Returns the instantiated graph, or null and the error.
-template <class Work> static cudaGraphExec_t captured(cudaStream_t stream, cudaError_t& error, Work work)
-{
+template <class Work> static cudaGraphExec_t captured(cudaStream_t stream, cudaError_t& error, Work work) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
@@ -444,8 +408,7 @@ template <class Work> static cudaGraphExec_t captured(cudaStream_t stream, cudaE
     return executable;
 }
 
-static void test_graphs()
-{
+TEST("graphs") {
     cudaStream_t stream;
     cudaEvent_t event;
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
@@ -490,8 +453,8 @@ static void test_graphs()
 // ==== arithmetic ========================================================================================
 
 // Returns the largest error of a function in [first, last) in ULP.
-template <class Function, class Exact> static double ulps(float first, float last, float step, Function f, Exact exact)
-{
+template <class Function, class Exact>
+static double ulps(float first, float last, float step, Function f, Exact exact) {
     double worst = 0;
     for (float x = first; x < last; x += step) {
         const double expected = exact(static_cast<double>(x));
@@ -500,8 +463,7 @@ template <class Function, class Exact> static double ulps(float first, float las
     return worst;
 }
 
-static void test_numbers()
-{
+TEST("numbers") {
     const float infinity = INFINITY, nan = NAN, tenth = 0.1f;
     expect("__expf is within 2 ULP, and correct for infinity and NaN",
            ulps(-87.3f, 88.72f, 0.0007f, __expf, [](double x) { return std::exp(x); }) < 2 && __expf(-infinity) == 0 &&
@@ -535,8 +497,7 @@ struct Format {
     int too_large, nan;            // codes of values that overflow and of NaN
 
     // Returns the value of a code without sign; of the code after the largest, as if it were finite.
-    double value(int code) const
-    {
+    double value(int code) const {
         const int exponent = code >> mantissa, digits = code & ((1 << mantissa) - 1);
         return exponent == 0 ? std::ldexp(digits, 1 - bias - mantissa)
                              : std::ldexp(digits + (1 << mantissa), exponent - bias - mantissa);
@@ -544,20 +505,17 @@ struct Format {
 };
 
 template <class T> using Code = std::conditional_t<sizeof(T) == 1, uint8_t, uint16_t>;
-template <class T> static float decoded(int code)
-{
+template <class T> static float decoded(int code) {
     const auto bits = static_cast<Code<T>>(code);
     return static_cast<float>(reinterpret_cast<const T&>(bits));
 }
-template <class T> static int encoded(double x)
-{
+template <class T> static int encoded(double x) {
     return cuda_cpu::bits<Code<T>>(T(static_cast<std::conditional_t<sizeof(T) == 1, float, double>>(x)));
 }
 
 // Returns whether a type rounds to nearest even, with both signs, for each value, each midpoint between two values, and
 // the floats adjacent to midpoints, and whether each code is converted back exactly.
-template <class T> static bool rounds_to_nearest(const Format& f)
-{
+template <class T> static bool rounds_to_nearest(const Format& f) {
     const int sign = 1 << (8 * sizeof(T) - 1);
     bool right = encoded<T>(0.0) == 0 && encoded<T>(-0.0) == sign;
     const auto check = [&](double x, int expected) {
@@ -579,8 +537,7 @@ template <class T> static bool rounds_to_nearest(const Format& f)
 
 // Compares conversions of packs of 16 with conversions of single elements, for every code, and for floats with every
 // upper half and some lower halves.
-template <class T> static bool packs_agree()
-{
+template <class T> static bool packs_agree() {
     bool right = true;
     for (int first = 0; first < 65536; first += 16)
         for (unsigned lower : {0u, 1u, 0x1000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
@@ -599,15 +556,13 @@ template <class T> static bool packs_agree()
     return right;
 }
 
-template <class T> static void test_short_float(const std::string& name, const Format& f)
-{
+template <class T> static void test_short_float(const std::string& name, const Format& f) {
     expect(name + " rounds to nearest even and converts back exactly; NaN has one code; packs equal single elements",
            rounds_to_nearest<T>(f) && encoded<T>(NAN) == f.nan && encoded<T>(-NAN) == f.nan &&
                std::isnan(decoded<T>(f.nan)) && packs_agree<T>());
 }
 
-static void test_short_floats()
-{
+TEST("short floats") {
     test_short_float<__nv_bfloat16>("bfloat16", {7, 127, 0x7f7f, 0x7f80, 0x7fff});
     test_short_float<__half>("half precision, also from double,", {10, 15, 0x7bff, 0x7c00, 0x7fff});
     test_short_float<__nv_fp8_e4m3>("E4M3", {3, 7, 0x7e, 0x7e, 0x7f});
@@ -635,14 +590,12 @@ struct Numbers {
     cudaDataType_t type;
     std::vector<char> bytes;
 
-    Numbers(cudaDataType_t type_, int64_t count, std::mt19937& random) : type(type_), bytes(count * sizeof(float))
-    {
+    Numbers(cudaDataType_t type_, int64_t count, std::mt19937& random) : type(type_), bytes(count * sizeof(float)) {
         std::uniform_real_distribution<float> uniform(-1, 1);
         for (int64_t i = 0; i < count; i++)
             visit(bytes.data(), i, [&](auto& x) { x = std::decay_t<decltype(x)>(uniform(random)); });
     }
-    double operator[](int64_t i) const
-    {
+    double operator[](int64_t i) const {
         double value = 0;
         visit(const_cast<char*>(bytes.data()), i, [&](auto& x) { value = static_cast<float>(x); });
         return value;
@@ -650,8 +603,7 @@ struct Numbers {
 
 private:
     // Calls use(element i) with the element's type.
-    template <class Use> void visit(char* data, int64_t i, Use use) const
-    {
+    template <class Use> void visit(char* data, int64_t i, Use use) const {
         switch (type) {
         case CUDA_R_16F: return use(reinterpret_cast<__half*>(data)[i]);
         case CUDA_R_16BF: return use(reinterpret_cast<__nv_bfloat16*>(data)[i]);
@@ -663,8 +615,7 @@ private:
 };
 
 static double gelu(double z) { return 0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z))); }
-static double gelu_derivative(double z)
-{
+static double gelu_derivative(double z) {
     const double c = std::sqrt(2 / M_PI), t = std::tanh(c * (z + 0.044715 * z * z * z));
     return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * 0.044715 * z * z);
 }
@@ -680,13 +631,11 @@ struct LtCall {
     int count = 0;  // number of algorithms found
     cublasLtContext handle;
 
-    cublasStatus_t find_algorithm()
-    {
+    cublasStatus_t find_algorithm() {
         return cublasLtMatmulAlgoGetHeuristic(&handle, &desc, &a, &b, &c, &d, &preference, 1, &found, &count);
     }
     cublasStatus_t multiply(const float& alpha, const void* A, const void* B, const float& beta, const void* C, void* D,
-                            cudaStream_t stream = nullptr)
-    {
+                            cudaStream_t stream = nullptr) {
         return cublasLtMatmul(&handle, &desc, &alpha, A, &a, B, &b, &beta, C, &c, D, &d,
                               count == 1 ? &found.algo : nullptr, nullptr, 0, stream);
     }
@@ -713,8 +662,7 @@ struct Product {
     int64_t size_d() const { return int64_t{ldd()} * n; }
 
     // Runs the product twice in the same memory. Returns whether both runs succeeded with the same bits.
-    bool run(const Numbers& a, const Numbers& b, const Numbers& c, Numbers& d, Numbers& aux, Numbers& bias)
-    {
+    bool run(const Numbers& a, const Numbers& b, const Numbers& c, Numbers& d, Numbers& aux, Numbers& bias) {
         LtCall call;
         call.desc.transpose_a = transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
         call.desc.transpose_b = transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -746,8 +694,7 @@ struct Product {
 
     // Returns the largest error relative to the rounding error that is allowed. Returns infinity if the call fails, if
     // repeating it gives other bits, or if it writes outside of D.
-    double error()
-    {
+    double error() {
         std::mt19937 random(3);
         const Numbers a(a_type, size_a(), random), b(b_type, size_b(), random);
         Numbers d(d_type, size_d(), random), aux(d_type, size_d(), random);
@@ -786,14 +733,12 @@ struct Product {
     }
 
 private:
-    static double epsilon_of(cudaDataType_t type)
-    {
+    static double epsilon_of(cudaDataType_t type) {
         return type == CUDA_R_32F ? 0x1p-21 : type == CUDA_R_16F ? 0x1p-11 : 0x1p-8;
     }
 
     // The bias gradient has the sums of the rows of D.
-    double bias_gradient_error(const Numbers& d, const Numbers& gradient) const
-    {
+    double bias_gradient_error(const Numbers& d, const Numbers& gradient) const {
         double worst = 0;
         for (int64_t i = 0; i < m; i++) {
             double sum = 0, size = 1;
@@ -808,8 +753,7 @@ private:
 constexpr cuda_cpu::Algorithm other_algorithms[] = {cuda_cpu::Algorithm::plain, cuda_cpu::Algorithm::slow,
                                                     cuda_cpu::Algorithm::in_place};
 
-static void test_products(cudaDataType_t in, cudaDataType_t out, const std::string& types)
-{
+static void test_products(cudaDataType_t in, cudaDataType_t out, const std::string& types) {
     const Product first{in, in, out};
     // n = 1: products with a single column have their own code.
     constexpr std::array<int, 3> sizes[] = {{70, 45, 333}, {1, 7, 1}, {128, 256, 512}, {300, 1, 334}, {7, 1, 5}};
@@ -845,8 +789,12 @@ static void test_products(cudaDataType_t in, cudaDataType_t out, const std::stri
     expect(types + ": the other algorithms are correct, and `failing` fails", algorithms < 1 && std::isinf(p.error()));
 }
 
-static void test_fp8_products()
-{
+TEST("products: float") { test_products(CUDA_R_32F, CUDA_R_32F, "float"); }
+TEST("products: bf16 to float") { test_products(CUDA_R_16BF, CUDA_R_32F, "bf16 to float"); }
+TEST("products: bf16") { test_products(CUDA_R_16BF, CUDA_R_16BF, "bf16"); }
+TEST("products: fp16") { test_products(CUDA_R_16F, CUDA_R_16F, "fp16"); }
+
+TEST("products: fp8") {
     double worst = 0;
     constexpr std::array<cudaDataType_t, 2> kinds[] = {
         {CUDA_R_8F_E4M3, CUDA_R_8F_E4M3}, {CUDA_R_8F_E4M3, CUDA_R_8F_E5M2}, {CUDA_R_8F_E5M2, CUDA_R_8F_E4M3}};
@@ -896,8 +844,7 @@ struct Parts : LtCall {
 using Change = void (*)(Parts&);
 
 // Returns whether the product has this status, and the heuristic returns an algorithm accordingly.
-static bool has_status(cublasStatus_t expected, bool of_fp8, Change change)
-{
+static bool has_status(cublasStatus_t expected, bool of_fp8, Change change) {
     Parts p;
     if (of_fp8) {
         p.desc.transpose_a = CUBLAS_OP_T;
@@ -939,8 +886,7 @@ static const Case cases[] = {
     {"short rows of aux", invalid, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_ld = 8; }},
     {"a scale without FP8", invalid, [](Parts& p) { p.desc.scale_a = &a_scale; }},
 };
-static void a_not_transposed(Parts& p)
-{
+static void a_not_transposed(Parts& p) {
     p.desc.transpose_a = CUBLAS_OP_N;
     p.a = {CUDA_R_8F_E4M3, 16, 32, 16};
 }
@@ -965,8 +911,7 @@ static const Case fp8_cases[] = {
     {"address of D", invalid, [](Parts& p) { p.d_offset = 8; }},
 };
 
-static void test_rejected_products()
-{
+TEST("rejected products") {
     expect_each("unsupported products and mismatched sizes are rejected", cases,
                 [](const Case& c) { return has_status(c.status, false, c.change); });
     expect_each("FP8: unsupported types, transpositions, sizes, alignments and epilogues are rejected", fp8_cases,
@@ -978,8 +923,7 @@ static void test_rejected_products()
 using cuda_cpu::set_rounding;
 
 // Returns whether a product is correct under each seed, with other bits for each seed and the same when repeated.
-static bool product_is_perturbed(cudaDataType_t in)
-{
+static bool product_is_perturbed(cudaDataType_t in) {
     Product p{in, in, CUDA_R_32F};
     p.beta = 1;
     p.epilogue = CUBLASLT_EPILOGUE_BIAS;
@@ -995,8 +939,7 @@ static bool product_is_perturbed(cudaDataType_t in)
 }
 
 // Returns whether a seed changes many results of a function, each by at most 3 ULP.
-static bool function_is_perturbed(float (*function)(float), uint64_t seed)
-{
+static bool function_is_perturbed(float (*function)(float), uint64_t seed) {
     int differ = 0, worst = 0;
     for (float x = 0.125f; x < 80; x += 0.0625f) {
         const int before = __float_as_int(function(x));
@@ -1009,8 +952,7 @@ static bool function_is_perturbed(float (*function)(float), uint64_t seed)
     return differ > 50 && worst <= 3;
 }
 
-static void test_rounding()
-{
+TEST("rounding") {
     expect("CUDA_CPU_ROUNDING: products differ between seeds only by rounding; a seed always gives the same bits",
            product_is_perturbed(CUDA_R_32F) && product_is_perturbed(CUDA_R_16BF) && product_is_perturbed(CUDA_R_16F));
     struct { const char* name; float (*function)(float); } const functions[] = {
@@ -1037,8 +979,7 @@ static void test_rounding()
 // ==== cuBLAS ============================================================================================
 
 // Returns whether 3 products of small integers, in one strided batch, equal a plain loop, with every transposition.
-template <class T> static bool cublas_multiplies(cublasHandle_t handle, cudaDataType_t type)
-{
+template <class T> static bool cublas_multiplies(cublasHandle_t handle, cudaDataType_t type) {
     constexpr int batch = 3, m = 7, n = 5, k = 33, ld = 40, stride = ld * k;
     const float alpha = 0.5f, beta = 2;
     Array<T> a(batch * stride), b(batch * stride), c(batch * stride);
@@ -1061,8 +1002,7 @@ template <class T> static bool cublas_multiplies(cublasHandle_t handle, cudaData
     return right;
 }
 
-static void test_cublas()
-{
+TEST("cublas") {
     cublasHandle_t handle;
     cublasCreate(&handle);
     expect("cuBLAS: products of float and bfloat16 equal a plain loop",
@@ -1082,8 +1022,7 @@ static void test_cublas()
 // Operands are small integers, so sums are exact in any order. Layouts follow the PTX manual, independently of ptx.h.
 
 struct Integers : Array<__nv_bfloat16> {
-    Integers(size_t count, unsigned seed) : Array(count)
-    {
+    Integers(size_t count, unsigned seed) : Array(count) {
         std::mt19937 random(seed);
         for (size_t i = 0; i < count; i++) data[i] = static_cast<int>(random() % 17) - 8;
     }
@@ -1093,8 +1032,7 @@ struct Integers : Array<__nv_bfloat16> {
 // An error in a kernel: a removed wait, fence or barrier, or a write that comes too early.
 enum class Fault { NONE, FULL_WAIT, EARLY_RELEASE, LAST_WAIT, ASYNC_FENCE, SYNCTHREADS, FRAGMENTS };
 
-static uint32_t pair_at(const __nv_bfloat16* p)
-{
+static uint32_t pair_at(const __nv_bfloat16* p) {
     return __bfloat16_as_ushort(p[0]) | static_cast<uint32_t>(__bfloat16_as_ushort(p[1])) << 16;
 }
 
@@ -1111,22 +1049,19 @@ struct MapRequest {
     uint32_t box[6] = {64, 1, 64, 1, 1, 1}, steps[6] = {1, 1, 1, 1, 1, 1};
     CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
 
-    CUresult encode(CUtensorMap& map) const
-    {
+    CUresult encode(CUtensorMap& map) const {
         return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), extents,
                                       strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                                       CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     }
-    CUresult status() const
-    {
+    CUresult status() const {
         CUtensorMap map;
         return encode(map);
     }
 };
 
 // Returns the map of a tensor (1, rows, 1, 64) with boxes of 64 rows.
-static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows)
-{
+static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows) {
     CUtensorMap map{};
     MapRequest{data, 4, {64, 1, rows, 1}, {128, 128, rows * 128}}.encode(map);
     return map;
@@ -1135,8 +1070,7 @@ static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows)
 // ---- instructions of a warp: mma, ldmatrix, cp.async
 
 // Computes d (16 x 8) = index of the element + a (16 x 16) b (16 x 8). Rows of a and columns of b are contiguous.
-static bool mma_multiplies()
-{
+static bool mma_multiplies() {
     Integers a(16 * 16, 1), b(8 * 16, 2);
     Array<float> d(128);
     run({1, 32}, [d = d.data, a = a.data, b = b.data] {
@@ -1157,8 +1091,7 @@ static bool mma_multiplies()
 }
 
 // Each lane passes the address of a row of 8 numbers (row stride 80 bytes), and loads plain and transposed matrices.
-static bool ldmatrix_loads()
-{
+static bool ldmatrix_loads() {
     Array<uint32_t> out(256);
     run({1, 32, 32 * 80}, [out = out.data] {
         char* row = shared_bytes() + threadIdx.x * 80;
@@ -1179,8 +1112,7 @@ static bool ldmatrix_loads()
 
 // Copies three groups of two chunks per thread; the last group is not valid and so writes zeros. Reads them when up to
 // `pending` groups may be pending. Returns each group's number of chunks that had not been copied.
-template <int pending> static std::array<int, 3> missing_copies()
-{
+template <int pending> static std::array<int, 3> missing_copies() {
     Array<int4> in(64 * 6), out(64 * 6);
     for (int i = 0; i < 64 * 6; i++) in[static_cast<size_t>(i)] = make_int4(i, i + 1, i + 2, i + 3);
     run({1, 64, 64 * 96}, [out = out.data, in = in.data] {
@@ -1202,8 +1134,7 @@ template <int pending> static std::array<int, 3> missing_copies()
     return missing;
 }
 
-static void test_warp_instructions()
-{
+static void test_warp_instructions() {
     expect("mma_m16n8k16 adds a product, with the PTX manual's fragments", in_every_order(mma_multiplies));
     expect("ldmatrix: every lane gets its elements of four matrices, plain and transposed",
            in_every_order(ldmatrix_loads));
@@ -1219,8 +1150,7 @@ static void test_warp_instructions()
 // ---- the Tensor Memory Accelerator (TMA)
 
 // Loads boxes of 64 (without swizzling 16) x 2 x 3 x 2 from a tensor (3, 7, 5, 72): inside, across each edge, outside.
-template <Fault S = Fault::NONE> static bool boxes_are_copied(CUtensorMapSwizzle swizzle)
-{
+template <Fault S = Fault::NONE> static bool boxes_are_copied(CUtensorMapSwizzle swizzle) {
     constexpr int4 corners[] = {{0, 0, 0, 0},  {8, 3, 4, 1},   {16, 1, 1, 0}, {-8, 0, 0, 0}, {0, -1, 2, 0},
                                 {0, 4, -2, 2}, {3, 0, 6, -1},  {72, 0, 0, 0}, {0, 5, 0, 0},  {0, -2, 0, 0},
                                 {0, 0, 7, 0},  {0, 0, 100, 0}, {0, 0, 0, -2}, {80, 6, 9, 4}};
@@ -1264,8 +1194,7 @@ template <Fault S = Fault::NONE> static bool boxes_are_copied(CUtensorMapSwizzle
     return right;
 }
 
-static void test_tensor_maps()
-{
+TEST("tensor maps") {
     void (*const rejected[])(MapRequest&) = {
         [](MapRequest& r) { r.data = reinterpret_cast<void*>(8); }, [](MapRequest& r) { r.data = nullptr; },
         [](MapRequest& r) { r.rank = 0; },            [](MapRequest& r) { r.rank = 6; },
@@ -1291,8 +1220,7 @@ static void test_tensor_maps()
 // ---- wgmma
 
 // Return the row and column of this thread's accumulator i in D (64 x N).
-static int row_of(int i)
-{
+static int row_of(int i) {
     return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + i % 4 / 2 * 8;
 }
 static int column_of(int i) { return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2; }
@@ -1300,8 +1228,7 @@ static int column_of(int i) { return i / 4 * 8 + static_cast<int>(threadIdx.x) %
 // Computes d (64 x N) = a (64 x 64) b, or d += a b. b is (N x 64) for Major::K, (64 x N) for Major::MN. group_bytes:
 // stride between groups of 8 rows (1024 if contiguous).
 template <int N, Major B, bool a_in_registers, Fault S>
-__global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, bool add, int group_bytes)
-{
+__global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, bool add, int group_bytes) {
     char *a_tile = shared_bytes() + 1024, *b_tile = shared_bytes() + 32768;
     const int block_bytes = 8 * group_bytes + 1024;  // MN: stride between blocks of 64 columns
     const auto place = [=](char* tile, int row, int chunk) {
@@ -1346,8 +1273,7 @@ __global__ void multiply_tiles(float* d, const __nv_bfloat16* a, const __nv_bflo
 }
 
 template <int N, Major B, bool a_in_registers, Fault S = Fault::NONE>
-static bool tiles_multiply(int group_bytes = 1024)
-{
+static bool tiles_multiply(int group_bytes = 1024) {
     constexpr int bytes = 200 * 1024;
     Integers a(64 * 64, 1), b(64 * N, 2);
     bool right = true;
@@ -1370,8 +1296,7 @@ static bool tiles_multiply(int group_bytes = 1024)
 
 // Returns whether a kernel is wrong under one of a few seeds. It may end the program, so a child process calls this.
 template <class Check> static bool goes_wrong(Check is_right) { return !under_seeds(1, 9, is_right); }
-template <Fault S, bool a_in_registers = false> static bool tiles_go_wrong()
-{
+template <Fault S, bool a_in_registers = false> static bool tiles_go_wrong() {
     return goes_wrong([] { return tiles_multiply<64, Major::K, a_in_registers, S>(); });
 }
 
@@ -1389,8 +1314,7 @@ static const Demonstration demonstrations[] = {
     {"the __syncthreads after other warps' stores", tiles_go_wrong<Fault::SYNCTHREADS>},
 };
 
-static void test_warpgroups()
-{
+static void test_warpgroups() {
     expect("wgmma assigns and adds products, with A in shared memory or registers, N 64, 128 and 256, both majors",
            in_every_order([] {
                return tiles_multiply<64, Major::K, false>() && tiles_multiply<256, Major::K, false>() &&
@@ -1419,8 +1343,7 @@ struct Parts128 {
     bool first;        // whether this is thread 0
     uint64_t operand;  // descriptor of the tile
     void load(void* to) const { tma_load(to, map, barrier, 0, 0, 0, 0); }
-    void init(bool fence = true) const
-    {
+    void init(bool fence = true) const {
         if (first) mbarrier_init(barrier, 1);
         if (first && fence) fence_mbarrier_init();
         __syncthreads();
@@ -1429,8 +1352,7 @@ struct Parts128 {
 using Operation = void (*)(const Parts128& p);
 using Wgmma = float[32];
 
-static void product(uint64_t a, uint64_t b, bool waits = true)
-{
+static void product(uint64_t a, uint64_t b, bool waits = true) {
     Wgmma d = {};
     wgmma_fence();
     wgmma<64, Major::K>(d, a, b, 0);
@@ -1542,8 +1464,7 @@ static const Instruction instructions[] = {
 };
 
 // Runs an operation in a child process and returns the exit code.
-static int run_operation(Operation operation)
-{
+static int run_operation(Operation operation) {
     Integers data(64 * 64, 1);
     cudaDeviceSynchronize();
     run({1, 128, 16384 + 64}, [operation, data = data.data, map = map_of(data.data, 64)] {
@@ -1554,8 +1475,7 @@ static int run_operation(Operation operation)
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 3;
 }
 
-static void test_tensor_cores()
-{
+TEST("tensor cores") {
     if (WARP_SIZE == 1) {
         expect("with WARP_SIZE 1, PTX instructions report that they need warps of 32 threads",
                child_fails(1, "need warps of 32 threads", "misuse1"));
@@ -1574,8 +1494,7 @@ static void test_tensor_cores()
 // ==== emulated GPUs =====================================================================================
 
 // Returns whether the properties equal those in card.h, the only place that has the numbers.
-static bool describes_itself(const cuda_cpu::Card& card)
-{
+static bool describes_itself(const cuda_cpu::Card& card) {
     cudaDeviceProp p;
     cudaGetDeviceProperties(&p, 0);
     return p.name == std::string(card.name) && p.major * 10 + p.minor == card.capability.number() &&
@@ -1586,16 +1505,14 @@ static bool describes_itself(const cuda_cpu::Card& card)
            shared_memory_ends_at(p.sharedMemPerBlockOptin);
 }
 
-__global__ void holds_4_kib(float* out)
-{
+__global__ void holds_4_kib(float* out) {
     __shared__ float own[1024];
     own[threadIdx.x] = out[0];
     __syncthreads();
     out[0] = own[(threadIdx.x + 1) % blockDim.x];
 }
 
-static bool static_shared_counts()
-{
+static bool static_shared_counts() {
     constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
     Array<float> out(1);
     const auto with = [&](size_t bytes) { return launch({1, 1, bytes}, holds_4_kib, out.data); };
@@ -1604,8 +1521,7 @@ static bool static_shared_counts()
            cudaFuncSetAttribute(holds_4_kib, dynamic, 223 << 10) == cudaSuccess && with(223 << 10) == cudaSuccess;
 }
 
-static bool memory_is_the_gpus()
-{
+static bool memory_is_the_gpus() {
     constexpr size_t mib = 1 << 20;
     size_t before = 0, after = 0, total = 0;
     char *most = nullptr, *more = nullptr, *blocks[3];
@@ -1626,8 +1542,7 @@ static bool memory_is_the_gpus()
     return right && after == before;
 }
 
-static bool copies_are_checked()
-{
+static bool copies_are_checked() {
     float host[4] = {};
     const Array<float> array(4);
     float* const block = array.data;
@@ -1658,8 +1573,7 @@ struct TwoStreams {
     Array<float> x_array{1}, sum_array{1};
     float *const x = x_array.data, *const sum = sum_array.data, *pinned;
 
-    explicit TwoStreams(unsigned flags = cudaStreamNonBlocking)
-    {
+    explicit TwoStreams(unsigned flags = cudaStreamNonBlocking) {
         cudaStreamCreateWithFlags(&compute, flags);
         cudaStreamCreateWithFlags(&copies, flags);
         cudaEventCreate(&event);
@@ -1667,8 +1581,7 @@ struct TwoStreams {
         *pinned = 7;
         cudaDeviceSynchronize();
     }
-    ~TwoStreams()
-    {
+    ~TwoStreams() {
         cudaDeviceSynchronize();
         cudaFreeHost(pinned);
         cudaEventDestroy(event);
@@ -1678,13 +1591,11 @@ struct TwoStreams {
     void upload() const { cudaMemcpyAsync(x, pinned, sizeof(float), cudaMemcpyHostToDevice, copies); }
     void add(cudaStream_t stream) const { launch({1, 1, 0, stream}, add_to, sum, x); }
     void set(float* to, float value) const { launch({1, 1, 0, compute}, set_to, to, value); }
-    void let_compute_wait(bool waits)
-    {
+    void let_compute_wait(bool waits) {
         cudaEventRecord(event, copies);
         if (waits) cudaStreamWaitEvent(compute, event);
     }
-    float result() const
-    {
+    float result() const {
         float value = 0;
         cudaMemcpyAsync(&value, sum, sizeof(value), cudaMemcpyDeviceToHost, compute);
         cudaStreamSynchronize(compute);
@@ -1764,8 +1675,7 @@ static const Scenario scenarios[] = {
      }},
 };
 
-static void test_streams()
-{
+static void test_streams() {
     for (const Scenario& scenario : scenarios) {
         const auto is_right = [&](bool ordered) {
             TwoStreams s;
@@ -1804,8 +1714,7 @@ struct CapturedCall {
 constexpr auto rejected = cudaErrorStreamCaptureUnsupported, implicit = cudaErrorStreamCaptureImplicit;
 static cudaError_t copy(TwoStreams& s) { return cudaMemcpy(s.x, s.pinned, 4, cudaMemcpyHostToDevice); }
 static cudaError_t launch_by_default(TwoStreams& s) { return launch({1, 1}, set_to, s.x, 1.0f); }
-static cudaError_t wait_for_event_of(TwoStreams& s, cudaStream_t stream)
-{
+static cudaError_t wait_for_event_of(TwoStreams& s, cudaStream_t stream) {
     cudaEventRecord(s.event, stream);
     return cudaStreamWaitEvent(s.compute, s.event);
 }
@@ -1827,8 +1736,7 @@ static const CapturedCall captured_calls[] = {
     {"cudaMemcpy, blocking stream captured", implicit, copy, cudaStreamDefault},
     {"launch on the default stream, blocking stream captured", implicit, launch_by_default, cudaStreamDefault}};
 
-static void test_captures(const char* card)
-{
+static void test_captures(const char* card) {
     const std::string what = "a capture rejects calls that free or may wait, events outside of it, and, on an emulated "
                              "GPU, the default stream if the captured stream is blocking; it accepts other calls";
     expect_each(what, captured_calls, [=](const CapturedCall& c) {
@@ -1842,6 +1750,8 @@ static void test_captures(const char* card)
         });
     });
 }
+
+TEST("captures") { test_captures(""); }
 
 // ---- cuBLASLt and instructions
 
@@ -1866,8 +1776,7 @@ static const Case card_cases[] = {
 };
 
 // Returns whether an emulated GPU executes an instruction if its compute capability has it, and rejects it otherwise.
-static bool follows_capability(const cuda_cpu::Card& card, const Instruction& instruction)
-{
+static bool follows_capability(const cuda_cpu::Card& card, const Instruction& instruction) {
     const auto [output, code] = run_child("instruction" + std::to_string(&instruction - instructions),
                                           std::string("CUDA_CPU_CARD=") + card.key);
     const int capability = card.capability.number();
@@ -1876,8 +1785,7 @@ static bool follows_capability(const cuda_cpu::Card& card, const Instruction& in
                                              " but it is an illegal instruction on " + card.name);
 }
 
-static void test_cards()
-{
+TEST("cards") {
     if (WARP_SIZE == 1) {
         expect("emulating a GPU with WARP_SIZE 1 is rejected",
                child_fails(2, "needs a build with -DWARP_SIZE=32", "global", "CUDA_CPU_CARD=h100"));
@@ -1910,9 +1818,7 @@ static void test_cards()
 // ==== atomics and groups ================================================================================
 
 // Calls operation() in every thread of a launch, on one number. Returns the final number and the sorted results.
-template <class T, class Operation>
-static std::pair<T, std::vector<T>> after_all(T first, Operation operation)
-{
+template <class T, class Operation> static std::pair<T, std::vector<T>> after_all(T first, Operation operation) {
     Array<T> number(1), seen(256);
     number[0] = first;
     run({4, 64}, [=, number = number.data, seen = seen.data] {
@@ -1923,16 +1829,14 @@ static std::pair<T, std::vector<T>> after_all(T first, Operation operation)
     std::sort(values.begin(), values.end());
     return {number[0], values};
 }
-template <class T> static bool sums_of(T value)
-{
+template <class T> static bool sums_of(T value) {
     const auto [sum, seen] = after_all<T>(T(3), [=](T* n, unsigned) { return atomicAdd(n, value); });
     bool each_once = sum == T(3) + T(256) * value;
     for (size_t i = 0; i < seen.size(); i++) each_once = each_once && seen[i] == T(3) + static_cast<T>(i) * value;
     return each_once;
 }
 
-static void test_atomics()
-{
+TEST("atomics") {
     expect("each atomicAdd returns a different sum, for int, unsigned, unsigned long long, float, double, bfloat16",
            sums_of<int>(2) && sums_of<unsigned>(3) && sums_of<unsigned long long>(1ull << 40) && sums_of<float>(0.5f) &&
                sums_of<double>(0.125) &&
@@ -1949,8 +1853,7 @@ static void test_atomics()
                atomicSub(&bits, 0x20) == 0x20 && atomicExch(&bits, 7u) == 0 && bits == 7);
 }
 
-__global__ void use_groups(unsigned* out)
-{
+__global__ void use_groups(unsigned* out) {
     namespace cg = cooperative_groups;
     constexpr unsigned size = warpSize < 8 ? 1 : 8;
     const auto block = cg::this_thread_block();
@@ -1975,8 +1878,7 @@ __global__ void use_groups(unsigned* out)
     out[rank] = 1 + wrong;
 }
 
-static void test_groups()
-{
+TEST("groups") {
     expect("shuffles, votes and reductions of blocks, tiles and tiles of tiles are correct", in_every_order([] {
               Array<unsigned> out(96);
               cuda_cpu::launch(use_groups, {1, dim3(24, 4)})(out.data);
@@ -1986,38 +1888,8 @@ static void test_groups()
 
 // ==== main ==============================================================================================
 
-struct Section {
-    std::string name;
-    std::function<void()> run;
-};
-static const Section sections[] = {
-    {"blocks", test_blocks},
-    {"warps", test_warps},
-    {"fatal errors", test_fatal_errors},
-    {"workers", test_workers},
-    {"host", test_host},
-    {"graphs", test_graphs},
-    {"numbers", test_numbers},
-    {"short floats", test_short_floats},
-    {"products: float", [] { test_products(CUDA_R_32F, CUDA_R_32F, "float"); }},
-    {"products: bf16 to float", [] { test_products(CUDA_R_16BF, CUDA_R_32F, "bf16 to float"); }},
-    {"products: bf16", [] { test_products(CUDA_R_16BF, CUDA_R_16BF, "bf16"); }},
-    {"products: fp16", [] { test_products(CUDA_R_16F, CUDA_R_16F, "fp16"); }},
-    {"products: fp8", test_fp8_products},
-    {"rejected products", test_rejected_products},
-    {"rounding", test_rounding},
-    {"cublas", test_cublas},
-    {"tensor maps", test_tensor_maps},
-    {"tensor cores", test_tensor_cores},
-    {"captures", [] { test_captures(""); }},
-    {"cards", test_cards},
-    {"atomics", test_atomics},
-    {"groups", test_groups},
-};
-
 // Runs a child process's part of a test; returns the exit code.
-static int run_as_child(const std::string& what)
-{
+static int run_as_child(const std::string& what) {
     const auto number_after = [&](const char* word) { return atoi(what.c_str() + strlen(word)); };
     if (what.rfind("fault", 0) == 0) return demonstrations[number_after("fault")].goes_wrong() ? 1 : 0;
     if (what.rfind("instruction", 0) == 0) return run_operation(instructions[number_after("instruction")].operation);
@@ -2025,23 +1897,9 @@ static int run_as_child(const std::string& what)
     return run_fatal_error(what);
 }
 
-int main(int argc, char** argv)
-{
+int main(int argc, char** argv) {
     const std::string first = argc > 1 ? argv[1] : "";
     if (first == "workers") return print_workers(argc, argv);
     if (argc == 2 && first != "--list") return run_as_child(first);
-    std::vector<std::string> wanted;   // prefixes of section names
-    std::istringstream names(argc == 3 && first == "--only" ? argv[2] : "");
-    for (std::string name; std::getline(names, name, ',');) wanted.push_back(name);
-    for (const Section& section : sections) {
-        const auto begins = [&](const std::string& word) { return section.name.rfind(word, 0) == 0; };
-        if (!wanted.empty() && std::none_of(wanted.begin(), wanted.end(), begins)) continue;
-        printf("%s\n", section.name.c_str());
-        if (first == "--list") continue;
-        const double begin = omp_get_wtime();
-        section.run();
-        printf("        %.1f s\n", omp_get_wtime() - begin);
-    }
-    if (first != "--list") printf("%d passed, %d failed\n", passed, failed);
-    return failed == 0 ? 0 : 1;
+    return run_tests(argc, argv, "CHILD'S ARGUMENT");
 }

@@ -13,14 +13,8 @@ import traceback
 
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
-
-passed = failed = 0
-
-
-def expect(holds, text, detail=""):
-    global passed, failed
-    passed, failed = passed + bool(holds), failed + (not holds)
-    print(f"{'ok    ' if holds else 'FAILED'}  {text}" + (f" ({detail})" if detail and not holds else ""), flush=True)
+sys.path.append(os.path.join(HERE, "..", "tests"))
+from testing import expect, expect_equal, finish
 
 
 class World:
@@ -162,7 +156,7 @@ def test_launches(scratch):
             ("graph", "0 6", "a launch into a captured stream"),
             ("text", 'simple<<<1, 2>>>(3) // " no simple<<<1, 2>>>(3))"  " 1000000', "strings are not changed"),
             ("line", f"{line} mine.cu", "__LINE__ and __FILE__ refer to the user's file")]:
-        expect(got.get(name) == expected, f"{what}: prints {expected}", f"found {got.get(name)}")
+        expect_equal(got.get(name), expected, f"{what}: prints {expected}")
     expect("check failed" not in str(got), "no other launch fails")
     with open(os.path.join(world.folder, "build/program.cpp")) as file:
         text = file.read()
@@ -219,9 +213,9 @@ def test_shared(scratch):
             (40, "an array of pointers"), (9, "an array declared outside of functions"),
             (4, "a static array of a type with a constructor"), (32, "a program may define WARP_SIZE"),
             (8, "each block has its own array, also outside of functions")]):
-        expect(got.get(str(i)) == str(expected), f"shared memory: {what}", f"found {got.get(str(i))}")
+        expect_equal(got.get(str(i)), str(expected), f"shared memory: {what}")
     line = next(n for n, text in enumerate(SHARED.split("\n"), 1) if "__LINE__" in text)
-    expect(got.get("line") == str(line), "lines keep their numbers", f"found {got.get('line')}, expected {line}")
+    expect_equal(got.get("line"), str(line), "lines keep their numbers")
 
 
 # ---- files
@@ -301,24 +295,15 @@ def test_others(scratch):
            "an incomplete launch is rejected with its file and line", result.stderr)
 
 
-def test(name, function, *arguments):
-    """Runs one function of tests. An exception fails only that function's tests."""
-    print(name)
-    try:
-        function(*arguments)
-    except Exception:
-        expect(False, f"{name}: ended by an exception", traceback.format_exc())
-
-
 def main():
     with tempfile.TemporaryDirectory(prefix="gpt_test_rewrite_") as scratch:
-        test("launches", test_launches, scratch)
-        test("shared memory", test_shared, scratch)
-        test("files", test_files, scratch)
-        test("others", test_others, scratch)
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
+        for test in (test_launches, test_shared, test_files, test_others):
+            try:
+                test(scratch)
+            except Exception:   # fails only this function's tests
+                expect(False, f"{test.__name__}: ended by an exception", traceback.format_exc())
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -21,7 +21,6 @@
 #include "rounding.h"
 
 namespace cuda_cpu {
-
 // GOMP_SPINCOUNT, about 20 microseconds: one iteration of libgomp's loop (a load, on x86 also a pause) takes 5 to 60
 // ns. Sleeping and waking take 5 to 50 microseconds. Beside other programs most spinning is wasted: compared with no
 // spinning, 20 microseconds cost training up to a third and sampling half of its speed; 50 cost two thirds.
@@ -30,8 +29,7 @@ constexpr const char* spins = "800";
 // Sets GOMP_SPINCOUNT and restarts the program, as the same process with the same arguments, because libgomp reads the
 // variable when it is loaded, before any code of the program runs. Does nothing and returns false if the user has set
 // this variable or OMP_WAIT_POLICY, or if there is only one worker.
-inline bool start_with_short_spins()
-{
+inline bool start_with_short_spins() {
     const bool set_by_user = getenv("GOMP_SPINCOUNT") != nullptr || getenv("OMP_WAIT_POLICY") != nullptr;
     if (set_by_user || omp_get_max_threads() == 1) return false;
     std::error_code none;
@@ -55,10 +53,8 @@ inline const bool llvm_sleeps_at_once = (kmp_set_blocktime(0), true);
 #endif
 
 // Applies CUDA_CPU_THREADS, the number of workers. If it is 0 or unset, OpenMP chooses (OMP_NUM_THREADS or all cores).
-inline void choose_workers()
-{
+inline void choose_workers() {
     const uint64_t workers = number_of_environment("CUDA_CPU_THREADS", 0);
     if (workers > 0) omp_set_num_threads(static_cast<int>(std::min<uint64_t>(workers, 1024)));
 }
-
 }  // namespace cuda_cpu

@@ -20,7 +20,6 @@
 #endif
 
 namespace cuda_cpu::watch {
-
 enum class By : uint8_t { THREAD, ATOMIC, LDMATRIX, COPY_ASYNC, COPY_ENGINE, WGMMA };
 enum class Access : uint8_t { LOAD, STORE };
 
@@ -123,5 +122,4 @@ CUDA_CPU_CALLBACK(void, special_function())               // exp2, log2, sine: e
 
 #pragma GCC diagnostic pop
 #undef CUDA_CPU_CALLBACK
-
 }  // namespace cuda_cpu::watch

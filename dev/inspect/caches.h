@@ -19,18 +19,15 @@
 #include <utility>
 
 namespace inspect {
-
 class L1 {
 public:
-    void reset(uint64_t bytes)
-    {
+    void reset(uint64_t bytes) {
         capacity_ = std::max<uint64_t>(1, bytes / LINE);
         lines_.clear();
         place_.clear();
     }
     // Loads a sector; returns whether it hit.
-    bool load(uint64_t sector)
-    {
+    bool load(uint64_t sector) {
         uint8_t& present = line_of(sector).present;
         const uint8_t bit = static_cast<uint8_t>(1 << sector % SECTORS), before = present;
         present |= bit;
@@ -45,8 +42,7 @@ private:
     };
 
     // Returns the sector's line and makes it the most recently used one.
-    Line& line_of(uint64_t sector)
-    {
+    Line& line_of(uint64_t sector) {
         const uint64_t number = sector / SECTORS;
         const auto [found, is_new] = place_.try_emplace(number);
         if (!is_new) {
@@ -70,22 +66,19 @@ private:
 class L2 {
 public:
     // wave: blocks that run at the same time.
-    void reset(uint64_t bytes, uint64_t wave)
-    {
+    void reset(uint64_t bytes, uint64_t wave) {
         capacity_ = bytes / SECTOR;
         wave_ = std::max<uint64_t>(1, wave);
         fetched_ = fetched_before_ = blocks_ = 0;
         sectors_.clear();
     }
-    void begin_block(uint64_t number)
-    {
+    void begin_block(uint64_t number) {
         block_ = number;
         blocks_++;
         fetched_before_ += std::exchange(fetched_, 0);
     }
     // Loads a sector; returns whether it hit.
-    bool load(uint64_t sector)
-    {
+    bool load(uint64_t sector) {
         Sector& entry = sectors_[sector];
         const bool hits = is_present(entry);
         if (!hits) entry.written = 0;
@@ -96,8 +89,7 @@ public:
     // A store adds `writes` (0 or 1) to the sectors written to memory: a sector is written once while it stays in L2.
     // It adds `partial` (-1, 0 or 1) to those of which only a part has been stored: the rest must be fetched.
     struct Store { int writes, partial; };
-    Store store(uint64_t sector, uint32_t bytes)
-    {
+    Store store(uint64_t sector, uint32_t bytes) {
         Sector& entry = sectors_[sector];
         const bool hits = is_present(entry);
         const uint32_t before = hits ? entry.written : 0;
@@ -115,15 +107,13 @@ private:
         uint32_t written = 0;                         // one bit per byte
         bool is_loaded = true;
     };
-    bool is_present(const Sector& entry) const
-    {
+    bool is_present(const Sector& entry) const {
         if (entry.block == ~uint64_t{0}) return false;
         if (entry.block == block_) return (fetched_ - entry.fetched) * wave_ <= capacity_;
         const uint64_t waves = block_ / wave_ - entry.block / wave_;
         return waves * wave_ * (fetched_before_ + fetched_) / blocks_ <= capacity_;
     }
-    void touch(Sector& entry, bool hits)
-    {
+    void touch(Sector& entry, bool hits) {
         fetched_ += !hits;
         entry.block = block_;
         entry.fetched = fetched_;
@@ -134,5 +124,4 @@ private:
     uint64_t fetched_ = 0, fetched_before_ = 0;   // sectors fetched by this block, and by all recorded ones before it
     std::unordered_map<uint64_t, Sector> sectors_;
 };
-
 }  // namespace inspect

@@ -6,7 +6,7 @@ of registers and warps are from Nsight Compute's occupancy calculator.
 import math
 import os
 import re
-from dataclasses import dataclass
+from collections import namedtuple
 
 WARP = 32
 SECTOR = 32                         # bytes: the unit of transfer between L1, L2 and memory
@@ -21,29 +21,10 @@ FP32_LANES = 128                    # results per clock of a multiprocessor's fo
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cpu", "card.h")
 
 
-@dataclass(frozen=True)
-class Card:
-    """The fields of card.h's Capability and Card, in the same order, with shorter names."""
-    major: int
-    minor: int
-    threads: int                    # maximum per multiprocessor
-    blocks: int                     # maximum per multiprocessor
-    shared: int                     # bytes per multiprocessor
-    reserved_shared: int            # bytes per block that CUDA reserves
-    l1_and_shared: int
-    shared_granularity: int
-    load_store_units: int
-    key: str
-    name: str
-    multiprocessors: int
-    l2_bytes: int
-    memory_bytes: int
-    bus_bits: int
-    bandwidth: float                # bytes/s
-    clock: float                    # Hz
-    tensor: float                   # FLOP/s
-    fp32: float                     # FLOP/s
-    l2_bytes_per_clock: int
+class Card(namedtuple("Card", """major minor threads blocks shared reserved_shared l1_and_shared shared_granularity
+        load_store_units key name multiprocessors l2_bytes memory_bytes bus_bits bandwidth clock tensor fp32
+        l2_bytes_per_clock""")):
+    """The fields of card.h's Capability and Card, which has their units, in the same order, with shorter names."""
 
     @property
     def fp8(self):

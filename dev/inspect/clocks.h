@@ -15,7 +15,6 @@
 #include <vector>
 
 namespace inspect {
-
 using Tick = uint32_t;
 constexpr Tick NEVER = ~Tick{0};
 
@@ -27,12 +26,10 @@ struct Ticks {
     std::vector<Tick> least_of_warp;   // minimum over each 32 consecutive actors
 
     explicit Ticks(size_t actors) : of(actors, 0), least_of_warp((actors + LANES - 1) / LANES, 0) {}
-    void take(const Ticks& other)
-    {
+    void take(const Ticks& other) {
         for (size_t i = 0; i < of.size(); i++) of[i] = std::max(of[i], other.of[i]);
     }
-    void finish()
-    {
+    void finish() {
         for (size_t w = 0; w < least_of_warp.size(); w++) {
             const size_t first = w * LANES, last = std::min(first + LANES, of.size());
             least_of_warp[w] = *std::min_element(of.begin() + first, of.begin() + last);
@@ -48,15 +45,13 @@ struct Moment {
     Tick own = 0;
 
     // Fast test: returns true only if an entry (shadow.h) happens before this moment, but not in every such case.
-    template <class Entry> bool surely_covers(unsigned my_first, uint32_t my_lane, const Entry& entry) const
-    {
+    template <class Entry> bool surely_covers(unsigned my_first, uint32_t my_lane, const Entry& entry) const {
         if (entry.first_actor == my_first && entry.lanes == my_lane) return true;
         return clock != nullptr && clock->least_of_warp[entry.first_actor / LANES] >= entry.tick;
     }
 
     // Returns whether all accesses of these actors (lanes of one warp) up to that tick happen before this moment.
-    bool covers(unsigned first_actor, uint32_t lanes, Tick tick) const
-    {
+    bool covers(unsigned first_actor, uint32_t lanes, Tick tick) const {
         if (clock != nullptr && clock->least_of_warp[first_actor / LANES] >= tick) return true;
         for (; lanes != 0; lanes &= lanes - 1) {
             const unsigned other = first_actor + static_cast<unsigned>(__builtin_ctz(lanes));
@@ -68,8 +63,7 @@ struct Moment {
 };
 
 // Returns the elementwise maximum of these clocks and own ticks.
-inline Clock join(const std::vector<Moment>& moments, size_t actors)
-{
+inline Clock join(const std::vector<Moment>& moments, size_t actors) {
     auto all = std::make_shared<Ticks>(actors);
     const Ticks* last = nullptr;
     for (const Moment& moment : moments) {
@@ -83,8 +77,7 @@ inline Clock join(const std::vector<Moment>& moments, size_t actors)
 
 // Returns the elementwise maximum of two clocks. Lanes of a warp usually pass the same two clocks one after another, so
 // the last result is cached.
-inline Clock join(const Clock& a, const Clock& b)
-{
+inline Clock join(const Clock& a, const Clock& b) {
     if (a == nullptr || a == b) return b;
     if (b == nullptr) return a;
     static Clock last_a, last_b, last;
@@ -96,5 +89,4 @@ inline Clock join(const Clock& a, const Clock& b)
     last_b = b;
     return last = all;
 }
-
 }  // namespace inspect

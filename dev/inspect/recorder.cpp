@@ -37,7 +37,6 @@
 #include <nlohmann/json.hpp>
 
 namespace cuda_cpu::watch {
-
 using namespace inspect;
 using json = nlohmann::ordered_json;
 
@@ -69,13 +68,11 @@ public:
     static constexpr uint64_t STATIC_ARRAYS = cuda_cpu::hopper.l1_and_shared;   // offset: after dynamic shared memory
 
     void set_dynamic(const void* place, size_t bytes) { dynamic_ = {reinterpret_cast<uintptr_t>(place), bytes}; }
-    void add_array(const void* place, size_t bytes, const char* name)
-    {
+    void add_array(const void* place, size_t bytes, const char* name) {
         arrays_.push_back({reinterpret_cast<uintptr_t>(place), bytes, shared_bytes(), name});
         static_bytes_ += (bytes + LINE - 1) / LINE * LINE;
     }
-    void add_allocation(const void* place, size_t bytes)
-    {
+    void add_allocation(const void* place, size_t bytes) {
         constexpr uint64_t page = 1 << 21;   // a GPU's page size
         const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
         allocations_[begin] = {begin, bytes, next_, ""};
@@ -83,15 +80,13 @@ public:
         last_ = {};
         gaps_ = {};
     }
-    void remove_allocation(const void* place)
-    {
+    void remove_allocation(const void* place) {
         allocations_.erase(reinterpret_cast<uintptr_t>(place));
         last_ = {};
         gaps_ = {};
     }
 
-    Place find(const void* address)
-    {
+    Place find(const void* address) {
         const uintptr_t p = reinterpret_cast<uintptr_t>(address);
         if (dynamic_.has(p)) return {Space::SHARED, p - dynamic_.begin};
         if (last_.has(p)) return {Space::GLOBAL, last_.at + (p - last_.begin)};
@@ -112,15 +107,13 @@ public:
     std::map<uint64_t, uint64_t> accessed;   // offset and bytes of the static arrays that have been found
     uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
     // Returns the static array at an offset in shared memory ("" for dynamic shared memory), and the offset in it.
-    std::pair<std::string, uint64_t> within_array(uint64_t at) const
-    {
+    std::pair<std::string, uint64_t> within_array(uint64_t at) const {
         for (const Range& array : arrays_)
             if (at - array.at < array.bytes) return {array.name, at - array.at};
         return {"", at};
     }
     // Returns the offset of a global address in its allocation.
-    uint64_t within_allocation(uint64_t at) const
-    {
+    uint64_t within_allocation(uint64_t at) const {
         for (const auto& [begin, allocation] : allocations_)
             if (at - allocation.at < allocation.bytes) return at - allocation.at;
         return at;
@@ -137,8 +130,7 @@ private:
     };
     // Caches a page that contains no device memory. Most instrumented accesses are to a thread's stack or to the
     // emulator's own data, and this makes their look-up fast.
-    void note_gap(uintptr_t begin)
-    {
+    void note_gap(uintptr_t begin) {
         const Range gap{begin, PAGE};
         for (const Range& array : arrays_)
             if (array.overlaps(gap)) return;
@@ -161,16 +153,14 @@ private:
 // Call stacks as a tree: a node is the return address of a call and the node of its caller.
 class Stacks {
 public:
-    uint32_t call(uint32_t from, uintptr_t pc)
-    {
+    uint32_t call(uint32_t from, uintptr_t pc) {
         const auto [place, is_new] = nodes_.try_emplace({from, pc}, static_cast<uint32_t>(list_.size()));
         if (is_new) list_.push_back({from, pc});
         return place->second;
     }
     uint32_t caller(uint32_t node) const { return list_[node].first; }
     // Returns the address of an instruction, followed by the return addresses of its callers, innermost first.
-    json with_callers(uintptr_t pc, uint32_t node) const
-    {
+    json with_callers(uintptr_t pc, uint32_t node) const {
         json all = json::array({pc});
         for (; node != 0; node = list_[node].first) all.push_back(list_[node].second);
         return all;
@@ -249,8 +239,7 @@ struct Kernel {
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
     unsigned threads() const { return shape.block[0] * shape.block[1] * shape.block[2]; }
     // The arrays that the kernel declares itself, or those that it accesses, also in functions that it calls.
-    uint64_t static_shared() const
-    {
+    uint64_t static_shared() const {
         uint64_t accessed = 0;
         for (const auto& [at, bytes] : arrays) accessed += bytes;
         return std::max<uint64_t>(shape.static_shared, accessed);
@@ -260,8 +249,7 @@ struct Kernel {
 
 // Extrapolates a total to the whole launch: each block that was not recorded counts as the average of the second half
 // of the recorded ones, because data that blocks share is in the cache by then.
-static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
-{
+static double of_launch(const Kernel& kernel, uint64_t Totals::*figure) {
     const auto& after = kernel.after_block;
     if (after.empty()) return 0;
     const double all = static_cast<double>(kernel.blocks()), seen = static_cast<double>(after.size());
@@ -275,8 +263,7 @@ static double of_launch(const Kernel& kernel, uint64_t Totals::*figure)
 // Returns the sectors that a launch loads from memory. If the recorded blocks are 0, 1 and the first one of the second
 // row: block 1 finds in L2 what the blocks of a row share, and the third block what those of a column share. All blocks
 // of a wave that share a sector load it once.
-static double memory_loads(const Kernel& kernel)
-{
+static double memory_loads(const Kernel& kernel) {
     const auto& after = kernel.after_block;
     const uint64_t row = kernel.shape.grid[0];
     if (after.size() != 3 || kernel.numbers.back() != row || row < 3) return of_launch(kernel, &Totals::dram_load);
@@ -294,8 +281,7 @@ static double memory_loads(const Kernel& kernel)
 // thread synchronises or stores to the same memory space, which may alias.
 class Registers {
 public:
-    bool hold(Space space, uint32_t site, uint64_t address)
-    {
+    bool hold(Space space, uint32_t site, uint64_t address) {
         const uint64_t key = address << 20 ^ site;
         Slot& slot = slots_[(address / WORD * 7 + site * 13) % SLOTS];
         const uint64_t now = dropped_[static_cast<size_t>(space)];
@@ -304,8 +290,7 @@ public:
         return false;
     }
     void drop(Space space) { dropped_[static_cast<size_t>(space)]++; }
-    void drop_all()
-    {
+    void drop_all() {
         for (uint64_t& times : dropped_) times++;
     }
 
@@ -478,8 +463,7 @@ struct NewAccess {
 
 // Returns whether the entry's access happens before the new one. If not, sets *why to the reason for the race. Accesses
 // through the async proxy also need a fence.proxy.async after a thread's store.
-static bool happens_before(const Entry& entry, Space space, const NewAccess& later, const char** why)
-{
+static bool happens_before(const Entry& entry, Space space, const NewAccess& later, const char** why) {
     const auto covers = [&](const Clock& clock) {
         return clock != nullptr && Moment{clock, NONE, 0}.covers(entry.first_actor, entry.lanes, entry.tick);
     };
@@ -495,15 +479,13 @@ static bool happens_before(const Entry& entry, Space space, const NewAccess& lat
     return covers(*later.fenced);
 }
 
-static void add_race(Space space, uint64_t at, const Side& later, const Side& earlier, const char* why)
-{
+static void add_race(Space space, uint64_t at, const Side& later, const Side& earlier, const char* why) {
     const auto [place, is_new] = kernel->races.try_emplace({later.site, earlier.site, why});
     if (is_new) place->second = {space, at, later, earlier, 0, why};
     place->second.count++;
 }
 
-static void report_race(Space space, uint64_t at, const Entry& entry, const NewAccess& later, const char* why)
-{
+static void report_race(Space space, uint64_t at, const Entry& entry, const NewAccess& later, const char* why) {
     const Access access = later.kind == Kind::READ ? Access::LOAD : Access::STORE;
     const Access other = entry.kind == Kind::READ ? Access::LOAD : Access::STORE;
     unsigned lane = static_cast<unsigned>(__builtin_ctz(entry.lanes));
@@ -522,8 +504,7 @@ static void report_race(Space space, uint64_t at, const Entry& entry, const NewA
 
 // Returns whether to keep a read entry of another block. Entries of two other blocks are enough: a block that writes
 // there later races with at least one of them. Further reads by those two blocks are merged.
-static bool keep_of_others(Entry* (&others)[2], Entry& entry)
-{
+static bool keep_of_others(Entry* (&others)[2], Entry& entry) {
     for (Entry*& other : others) {
         if (other == nullptr) {
             other = &entry;
@@ -538,8 +519,7 @@ static bool keep_of_others(Entry* (&others)[2], Entry& entry)
 }
 
 // Marks written bytes of shared memory, and reports reads of bytes that have not been written.
-static void check_written(uint64_t granule, uint16_t mask, const NewAccess& later)
-{
+static void check_written(uint64_t granule, uint16_t mask, const NewAccess& later) {
     const unsigned missing = mask & ~written[granule];
     if (later.kind != Kind::WRITE && missing != 0) {
         const auto [place, is_new] = kernel->uninitialised.try_emplace(later.site);
@@ -550,8 +530,7 @@ static void check_written(uint64_t granule, uint16_t mask, const NewAccess& late
     if (later.kind != Kind::READ) written[granule] |= mask;
 }
 
-static void touch_granule(Space space, uint64_t granule, uint16_t mask, const NewAccess& later)
-{
+static void touch_granule(Space space, uint64_t granule, uint16_t mask, const NewAccess& later) {
     if (space == Space::SHARED) check_written(granule, mask, later);
     Shadow& shadow = space == Space::SHARED ? shared_shadow : global_shadow;
     const bool is_thread = later.actor < first_engine;
@@ -590,8 +569,7 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
     shadow.add(granule, {later.tick, lanes, first_actor, block, later.site, mask, later.kind, later.generic});
 }
 
-static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later)
-{
+static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later) {
     kernel->accesses++;
     if (!finds_races) return;
     for (uint64_t done = 0; done < bytes;) {
@@ -605,8 +583,7 @@ static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& lat
 // ==== accesses ===========================================================================================
 
 // Returns the site's index in kernel->sites, adding it if it is new. A small direct-mapped cache holds recent ones.
-static uint32_t find_site(uintptr_t pc, unsigned part, unsigned bytes, Space space, Access access, By by)
-{
+static uint32_t find_site(uintptr_t pc, unsigned part, unsigned bytes, Space space, Access access, By by) {
     struct Latest {
         const Kernel* of;
         uint32_t site;
@@ -624,8 +601,7 @@ static uint32_t find_site(uintptr_t pc, unsigned part, unsigned bytes, Space spa
     return place->second;
 }
 
-static void part_accessed(Place place, unsigned bytes, unsigned part, Access access, By by, uintptr_t pc)
-{
+static void part_accessed(Place place, unsigned bytes, unsigned part, Access access, By by, uintptr_t pc) {
     Thread& t = me();
     const uint32_t number = find_site(pc, part, bytes, place.space, access, by);
     if (access == Access::LOAD && by == By::THREAD && t.registers.hold(place.space, number, place.at)) return;
@@ -649,8 +625,7 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
 }
 
 // Records an access, split into parts that are as wide as size and alignment allow, at most 16 bytes each.
-static void accessed(Access access, By by, const void* address, size_t bytes, const void* pc)
-{
+static void accessed(Access access, By by, const void* address, size_t bytes, const void* pc) {
     if (!recording) return;
     const Pause pause;
     const Place place = memory.find(address);
@@ -662,8 +637,7 @@ static void accessed(Access access, By by, const void* address, size_t bytes, co
         part_accessed({place.space, place.at + done}, static_cast<unsigned>(width), part++, access, by, number_of(pc));
 }
 
-void access(Access access, By by, const void* address, unsigned bytes, const void* site)
-{
+void access(Access access, By by, const void* address, unsigned bytes, const void* site) {
     accessed(access, by, address, bytes, site);
 }
 
@@ -674,8 +648,7 @@ void access(Access access, By by, const void* address, unsigned bytes, const voi
 constexpr uint64_t ATOMIC_REGION = 4096;
 
 // Returns the slowest memory that a load of the request goes to.
-static Level account_global(Site& site, const Request& request)
-{
+static Level account_global(Site& site, const Request& request) {
     Totals& totals = kernel->totals;
     Level level = WAIT_L1;
     const bool through_l1 = site.by == By::THREAD && site.access == Access::LOAD;
@@ -711,15 +684,13 @@ static Level account_global(Site& site, const Request& request)
 }
 
 // Adds the cycles of the load/store units and of L1 or shared memory; see Totals.
-static void add_cycles(uint64_t cycles)
-{
+static void add_cycles(uint64_t cycles) {
     kernel->totals.cycles += std::max<uint64_t>(1, cycles);
     kernel->totals.cycles_of_16 += std::max<uint64_t>(2, cycles);
 }
 
 // Counts a request; returns the slowest memory that its warp waits for.
-static Level account(const Queued& queued)
-{
+static Level account(const Queued& queued) {
     Site& site = kernel->sites[queued.site];
     const Request& request = queued.request;
     site.requests++;
@@ -752,8 +723,7 @@ static Level account(const Queued& queued)
 }
 
 // Counts accesses by TMA or wgmma: chunks of 16 bytes, assumed to be transferred in the best order.
-static void account_bulk(Site& site, const std::vector<uint64_t>& chunks)
-{
+static void account_bulk(Site& site, const std::vector<uint64_t>& chunks) {
     site.requests++;
     site.lanes++;
     site.bytes_used += chunks.size() * GRANULE;
@@ -781,8 +751,7 @@ static void account_bulk(Site& site, const std::vector<uint64_t>& chunks)
 // nvcc merges loads of neighbouring words of shared memory, if it knows their alignment: it often does, because tiles
 // have constant sizes and loops over them are unrolled. Sets Queued::merged of one instruction's requests. indices: of
 // these requests, in their order.
-static void merge(std::vector<Queued>& queue, const std::vector<uint32_t>& indices)
-{
+static void merge(std::vector<Queued>& queue, const std::vector<uint32_t>& indices) {
     constexpr size_t window = 64;   // requests
     const unsigned bytes = queue[indices[0]].request.bytes;
     std::vector<bool> is_done(indices.size());
@@ -821,8 +790,7 @@ static void merge(std::vector<Queued>& queue, const std::vector<uint32_t>& indic
 }
 
 // Forms requests from the buffered accesses of a warp's lanes. Called when the warp synchronises.
-static void flush(unsigned warp)
-{
+static void flush(unsigned warp) {
     struct OfSite {
         std::vector<uint32_t> requests;   // [n]: index of the request of the n-th accesses
         unsigned lane = LANES, accesses = 0;
@@ -871,8 +839,7 @@ static void flush(unsigned warp)
 }
 
 // Counts the queued requests: the warps in turn, one request each, because they run at the same time.
-static void count_queued()
-{
+static void count_queued() {
     static std::vector<std::vector<Level>> levels;
     levels.resize(std::max<size_t>(levels.size(), warps()));
     for (unsigned warp = 0; warp < warps(); warp++) levels[warp].assign(rounds[warp], NO_WAIT);
@@ -915,8 +882,7 @@ static void count_queued()
 }
 
 // Counts all requests since the last barrier.
-static void drain()
-{
+static void drain() {
     for (unsigned warp = 0; warp < warps(); warp++) flush(warp);
     count_queued();
 }
@@ -928,8 +894,7 @@ static void write(const std::string& ended);
 static std::string setting(const char* name) { return getenv(name) != nullptr ? getenv(name) : ""; }
 static bool counts() { return from.empty() || from_launches > 0; }
 
-static void open()
-{
+static void open() {
     if (std::exchange(is_open, true)) return;
     start = std::chrono::steady_clock::now();
     card_ = cuda_cpu::card() != nullptr ? cuda_cpu::card() : cuda_cpu::find_card("h100");
@@ -948,15 +913,13 @@ static void open()
     atexit([] { write("at its end"); });
 }
 
-static void end_program(const std::string& ended)
-{
+static void end_program(const std::string& ended) {
     write(ended);
     fflush(stdout);
     _Exit(0);
 }
 
-static void end_if_late()
-{
+static void end_if_late() {
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
     if (seconds > 0 && passed.count() > seconds)
         end_program("after " + std::to_string(static_cast<int>(seconds)) + " s (--seconds)");
@@ -964,8 +927,7 @@ static void end_if_late()
 
 // Returns the Kernel of a launch. Launches with the same function, NVTX range, grid, block, dynamic shared memory,
 // integer arguments and null pointers share one.
-static Kernel* find_kernel(const LaunchShape& shape, const std::string& range)
-{
+static Kernel* find_kernel(const LaunchShape& shape, const std::string& range) {
     const std::array<unsigned, 6> sizes{shape.grid[0],  shape.grid[1],  shape.grid[2],
                                         shape.block[0], shape.block[1], shape.block[2]};
     const auto [place, is_new] =
@@ -979,8 +941,7 @@ static Kernel* find_kernel(const LaunchShape& shape, const std::string& range)
 }
 
 // Returns how many blocks of this kernel fit into a multiprocessor's register file; no limit if the count is unknown.
-static uint64_t blocks_by_registers()
-{
+static uint64_t blocks_by_registers() {
     constexpr uint64_t no_limit = std::numeric_limits<uint64_t>::max();
     const auto found = registers.find(kernel->symbol);
     if (found == registers.end()) return no_limit;
@@ -991,15 +952,13 @@ static uint64_t blocks_by_registers()
     return of_warp == 0 ? no_limit : file / of_warp / quarters * quarters / warps;
 }
 
-static uint64_t shared_bytes_of_block()
-{
+static uint64_t shared_bytes_of_block() {
     const size_t bytes = kernel->shape.dynamic_shared + kernel->static_shared();
     return bytes + card_->capability.reserved_shared_per_block;
 }
 
 // Returns how many blocks are resident on a multiprocessor.
-static uint64_t resident_blocks()
-{
+static uint64_t resident_blocks() {
     const cuda_cpu::Capability& c = card_->capability;
     const uint64_t limits[] = {c.threads_per_multiprocessor / kernel->threads(),
                                static_cast<uint64_t>(c.blocks_per_multiprocessor),
@@ -1009,15 +968,13 @@ static uint64_t resident_blocks()
 }
 
 // Returns the bytes of L1 per block when as many blocks are resident on a multiprocessor as fit.
-static uint64_t l1_bytes_per_block()
-{
+static uint64_t l1_bytes_per_block() {
     constexpr size_t least = 16 * cuda_cpu::kib;
     const size_t all = card_->capability.l1_and_shared;
     return (all - std::min(all - least, resident_blocks() * shared_bytes_of_block())) / resident_blocks();
 }
 
-void begin_launch(const LaunchShape& shape)
-{
+void begin_launch(const LaunchShape& shape) {
     open();
     end_if_late();
     const std::string range = strcmp(shape.range, no_range) == 0 ? "" : shape.range;
@@ -1044,8 +1001,7 @@ void begin_launch(const LaunchShape& shape)
 }
 
 // Returns whether the launch's next block is recorded, only run, or skipped.
-Run next_block()
-{
+Run next_block() {
     end_if_late();
     const uint64_t number = next_number++;
     // The program may depend on the result of a kernel with a single block, so such a block always runs.
@@ -1067,8 +1023,7 @@ Run next_block()
     return is_sample ? Run::SKIPPED : Run::UNRECORDED;
 }
 
-void begin_block(uint64_t number)
-{
+void begin_block(uint64_t number) {
     recording = true;
     block = static_cast<unsigned>(number);
     current = 0;
@@ -1092,8 +1047,7 @@ void begin_block(uint64_t number)
 
 // Returns the requests of the launch to the region with most atomics. A region that several recorded blocks access is
 // assumed to be accessed by the others as well.
-static double hot_atomics()
-{
+static double hot_atomics() {
     const double scale = static_cast<double>(kernel->blocks()) / static_cast<double>(kernel->recorded_blocks);
     double most = 0;
     for (const auto& [region, found] : atomics)
@@ -1101,8 +1055,7 @@ static double hot_atomics()
     return most;
 }
 
-void end_block()
-{
+void end_block() {
     drain();
     recording = false;
     kernel->recorded_blocks++;
@@ -1113,8 +1066,7 @@ void end_block()
     kernel->hot_atomics = hot_atomics();
 }
 
-void product(const Product& product)
-{
+void product(const Product& product) {
     if (!counts()) return;
     open();
     sequence.push_back({"matmul", products.size()});
@@ -1127,8 +1079,7 @@ void fatal_error(const char* why) { write(why); }
 
 // Returns the sums over all launches since the last call, and deletes their kernels. Kernels with hazards stay, so that
 // they are in the recording; their `launches` is 0 from then on.
-Figures take_figures()
-{
+Figures take_figures() {
     Figures all;
     for (auto& kernel : kernels) {
         const double of_all = static_cast<double>(std::exchange(kernel->launches, 0));
@@ -1161,20 +1112,17 @@ void allocated(const void* place, size_t bytes) { memory.add_allocation(place, b
 void freed(const void* place) { memory.remove_allocation(place); }
 
 void thread_resumed(unsigned thread) { current = thread; }
-void thread_started(unsigned thread)
-{
+void thread_started(unsigned thread) {
     if (recording) threads[thread].stack = 0;
 }
-void thread_ended(unsigned thread)
-{
+void thread_ended(unsigned thread) {
     if (recording) threads[thread].is_over = true;
 }
 __attribute__((noinline)) const void* call_site() { return __builtin_return_address(0); }
 
 // ==== synchronisation ====================================================================================
 
-bool is_removed(const char* name, const void* site)
-{
+bool is_removed(const char* name, const void* site) {
     if (!recording) return false;
     const Pause pause;
     kernel->syncs.insert({name, number_of(site), me().stack});
@@ -1183,8 +1131,7 @@ bool is_removed(const char* name, const void* site)
 
 // Records that all these threads have reached this point. Unlike meet(), this does not order their accesses: the
 // lanes of a warp execute an instruction such as ldmatrix together, but it is not a memory fence.
-static void pass(const std::vector<unsigned>& group)
-{
+static void pass(const std::vector<unsigned>& group) {
     std::vector<Moment> moments;
     for (unsigned t : group) moments.push_back({threads[t].passed, t, threads[t].step});
     const Clock all = join(moments, actors());
@@ -1195,8 +1142,7 @@ static void pass(const std::vector<unsigned>& group)
 }
 
 // Synchronises these threads: each gets the maximum of their clocks.
-static void meet(const std::vector<unsigned>& group)
-{
+static void meet(const std::vector<unsigned>& group) {
     std::vector<Moment> moments;
     Clock fenced, released;
     for (unsigned t : group) {
@@ -1216,8 +1162,7 @@ static void meet(const std::vector<unsigned>& group)
 }
 
 // __syncthreads: orders the accesses of all threads of the block, also of those that have exited.
-void barrier_completed(const char*)
-{
+void barrier_completed(const char*) {
     if (!recording) return;
     const Pause pause;
     std::vector<unsigned> all;
@@ -1228,8 +1173,7 @@ void barrier_completed(const char*)
 }
 
 // Shuffles, votes and __syncwarp order the accesses of the lanes; tensor-core instructions do not.
-void collective_completed(unsigned first, unsigned lanes, const char* name)
-{
+void collective_completed(unsigned first, unsigned lanes, const char* name) {
     if (!recording) return;
     const Pause pause;
     uint32_t alive = 0;
@@ -1247,8 +1191,7 @@ void collective_completed(unsigned first, unsigned lanes, const char* name)
 }
 
 // __threadfence
-void fence()
-{
+void fence() {
     if (!recording) return;
     const Pause pause;
     me().released = join({moment_of(current)}, actors());
@@ -1257,8 +1200,7 @@ void fence()
 }
 
 // fence.proxy.async
-void proxy_fence()
-{
+void proxy_fence() {
     if (!recording) return;
     const Pause pause;
     me().fenced = join(me().fenced, join({moment_of(current)}, actors()));
@@ -1266,8 +1208,7 @@ void proxy_fence()
     me().registers.drop_all();
 }
 
-static Sync& sync_of(const void* barrier)
-{
+static Sync& sync_of(const void* barrier) {
     const auto [place, is_new] = syncs.try_emplace(barrier);
     if (is_new) place->second.slot = static_cast<unsigned>(syncs.size() - 1) % ENGINES;
     return place->second;
@@ -1275,8 +1216,7 @@ static Sync& sync_of(const void* barrier)
 
 // Records an access to an mbarrier, whose 8 bytes of shared memory one thread must initialise before other threads use
 // them. Returns the site; NONE for a named barrier, which is not in memory.
-static uint32_t touch_barrier(const void* barrier, Kind kind, const void* pc)
-{
+static uint32_t touch_barrier(const void* barrier, Kind kind, const void* pc) {
     const Place place = memory.find(barrier);
     if (place.space != Space::SHARED) return NONE;
     const Access access = kind == Kind::WRITE ? Access::STORE : Access::LOAD;
@@ -1286,16 +1226,14 @@ static uint32_t touch_barrier(const void* barrier, Kind kind, const void* pc)
     return number;
 }
 
-void mbarrier_initialised(const void* barrier, const void* site)
-{
+void mbarrier_initialised(const void* barrier, const void* site) {
     if (!recording) return;
     const Pause pause;
     syncs.erase(barrier);
     touch_barrier(barrier, Kind::WRITE, site);
 }
 
-void arrived(const void* barrier, const void* site)
-{
+void arrived(const void* barrier, const void* site) {
     if (!recording) return;
     const Pause pause;
     touch_barrier(barrier, Kind::ATOMIC, site);
@@ -1311,8 +1249,7 @@ void arrived(const void* barrier, const void* site)
 // Ends a phase of an mbarrier, and with it the TMA copies that the phase counts. A wait specifies only the parity of a
 // phase, so a thread that waits for the previous phase must have seen its end by now. Otherwise the wait may begin
 // after this phase: it then sees the parity from before the previous phase and blocks until the next phase ends.
-void phase_completed(const void* barrier, unsigned parity)
-{
+void phase_completed(const void* barrier, unsigned parity) {
     if (!recording) return;
     const Pause pause;
     Sync& sync = sync_of(barrier);
@@ -1330,8 +1267,7 @@ void phase_completed(const void* barrier, unsigned parity)
     sync.ended_passed[parity] = sync.arriving_passed;
 }
 
-void waited(const void* barrier, unsigned parity, const void* site)
-{
+void waited(const void* barrier, unsigned parity, const void* site) {
     if (!recording) return;
     const Pause pause;
     const uint32_t number = touch_barrier(barrier, Kind::ATOMIC, site);
@@ -1346,8 +1282,7 @@ void waited(const void* barrier, unsigned parity, const void* site)
 // ==== PTX instructions ===================================================================================
 
 // cp.async reads and writes at an unspecified time between the instruction and the wait.
-void cp_async(const void* to, const void* from, const void* site)
-{
+void cp_async(const void* to, const void* from, const void* site) {
     if (!recording) return;
     const Pause pause;
     Thread& t = me();
@@ -1366,14 +1301,12 @@ void cp_async(const void* to, const void* from, const void* site)
     t.copies.push_back({issued, target, store, t.copy_groups});
 }
 
-void cp_async_commit()
-{
+void cp_async_commit() {
     if (recording) me().copy_groups++;
 }
 
 // Completes the thread's first `count` cp.async copies. Their writes happen before accesses after that tick.
-static void complete_copies(size_t count, Tick tick)
-{
+static void complete_copies(size_t count, Tick tick) {
     Thread& t = me();
     for (size_t i = 0; i < count; i++) {
         const PendingCopy& copy = t.copies[i];
@@ -1383,8 +1316,7 @@ static void complete_copies(size_t count, Tick tick)
     t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
-void cp_async_wait(unsigned pending)
-{
+void cp_async_wait(unsigned pending) {
     if (!recording) return;
     const Pause pause;
     const Thread& t = me();
@@ -1394,8 +1326,7 @@ void cp_async_wait(unsigned pending)
 }
 
 // Begins a TMA copy. The actor of its accesses is the mbarrier that counts the bytes; the tick is the current phase.
-unsigned load_issued(const void* barrier, const void* site)
-{
+unsigned load_issued(const void* barrier, const void* site) {
     if (!recording) return 0;
     const Pause pause;
     Box box{moment_of(current), 0, 0, barrier, {}, {}};
@@ -1406,16 +1337,14 @@ unsigned load_issued(const void* barrier, const void* site)
     return static_cast<unsigned>(boxes.size() - 1);
 }
 
-void load_chunk(unsigned box, const void* to, const void* from)
-{
+void load_chunk(unsigned box, const void* to, const void* from) {
     if (!recording) return;
     const Pause pause;
     boxes[box].to.push_back(memory.find(to).at);
     if (from != nullptr) boxes[box].from.push_back(memory.find(from).at);
 }
 
-void load_completed(unsigned number)
-{
+void load_completed(unsigned number) {
     if (!recording) return;
     const Pause pause;
     Box& box = boxes[number];
@@ -1433,8 +1362,7 @@ void load_completed(unsigned number)
 
 // wgmma reads its operands at an unspecified time between the instruction and the wait. It is an instruction of the
 // whole warp, so it starts with the maximum of its lanes' clocks.
-unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site)
-{
+unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site) {
     if (!recording) return 0;
     const Pause pause;
     kernel->totals.flops += flops;
@@ -1452,15 +1380,13 @@ unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site)
     return static_cast<unsigned>(wgmmas.size() - 1);
 }
 
-void wgmma_reads(unsigned product, const void* address, Operand operand)
-{
+void wgmma_reads(unsigned product, const void* address, Operand operand) {
     if (!recording) return;
     const Pause pause;
     (operand == Operand::A ? wgmmas[product].a : wgmmas[product].b).push_back(memory.find(address).at);
 }
 
-void wgmma_completed(unsigned number)
-{
+void wgmma_completed(unsigned number) {
     if (!recording) return;
     const Pause pause;
     WgmmaProduct& product = wgmmas[number];
@@ -1475,8 +1401,7 @@ void wgmma_completed(unsigned number)
     product = {};
 }
 
-void wgmma_waited(unsigned warp)
-{
+void wgmma_waited(unsigned warp) {
     if (!recording) return;
     const Pause pause;
     const Clock products = join({{nullptr, wgmma_actor(warp), wgmma_ticks[warp]}}, actors());
@@ -1484,18 +1409,15 @@ void wgmma_waited(unsigned warp)
         threads[t].clock = join(threads[t].clock, products);
 }
 
-void tensor_flops(uint64_t flops)
-{
+void tensor_flops(uint64_t flops) {
     if (recording) kernel->totals.flops += flops;
 }
-void special_function()
-{
+void special_function() {
     if (recording) kernel->totals.special++;
 }
 
 // Ends the block that runs when the program ends. Pending asynchronous accesses are recorded as never waited for.
-static void end_unfinished_block()
-{
+static void end_unfinished_block() {
     for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);
     current = 0;
     recording = true;
@@ -1509,8 +1431,7 @@ static void end_unfinished_block()
 static const char* name_of(Space space) { return space == Space::SHARED ? "shared" : "global"; }
 static const char* name_of(Access access) { return access == Access::LOAD ? "load" : "store"; }
 
-static json to_json(const Site& site)
-{
+static json to_json(const Site& site) {
     json offsets = json::array();
     uint64_t base = ~uint64_t{0};
     const auto is_active = [&](unsigned lane) { return site.worst.active >> lane & 1; };
@@ -1529,8 +1450,7 @@ static json to_json(const Site& site)
     return all;
 }
 
-static json to_json(const Kernel& kernel, const Hazard& h, const std::vector<Side>& sides)
-{
+static json to_json(const Kernel& kernel, const Hazard& h, const std::vector<Side>& sides) {
     const auto [array, address] =
         h.space == Space::SHARED ? memory.within_array(h.address) : std::pair(std::string(), h.address);
     json accesses = json::array();
@@ -1544,8 +1464,7 @@ static json to_json(const Kernel& kernel, const Hazard& h, const std::vector<Sid
             {"accesses", accesses}};
 }
 
-static json to_json(const Kernel& kernel)
-{
+static json to_json(const Kernel& kernel) {
     json sites = json::array(), races = json::array(), uninitialised = json::array(), barriers = json::array();
     for (const Site& site : kernel.sites)
         if (site.requests > 0) sites.push_back(to_json(site));
@@ -1573,8 +1492,7 @@ static json to_json(const Kernel& kernel)
             {"barriers", barriers}};
 }
 
-static void write(const std::string& ended)
-{
+static void write(const std::string& ended) {
     if (is_written || !is_open || getenv("INSPECT_OUT") == nullptr) return;
     is_written = true;
     if (std::exchange(recording, false)) end_unfinished_block();
@@ -1588,17 +1506,14 @@ static void write(const std::string& ended)
     std::ofstream(getenv("INSPECT_OUT")) << all.dump(1) << '\n';
 }
 
-static void entered(const void* caller)
-{
+static void entered(const void* caller) {
     if (!recording) return;
     const Pause pause;
     me().stack = stacks.call(me().stack, number_of(caller));
 }
-static void left()
-{
+static void left() {
     if (recording) me().stack = stacks.caller(me().stack);
 }
-
 }  // namespace cuda_cpu::watch
 
 // ==== calls by the compiler ==================================================================================
@@ -1607,8 +1522,7 @@ using cuda_cpu::watch::Access;
 using cuda_cpu::watch::By;
 
 #define INSPECT_ACCESS(name, access, bytes)                                                                    \
-    extern "C" void name(void* address)                                                                        \
-    {                                                                                                          \
+    extern "C" void name(void* address) {                                                                      \
         cuda_cpu::watch::accessed(access, By::THREAD, address, bytes, __builtin_return_address(0));            \
     }
 #define INSPECT_WIDTH(bytes)                                                 \
@@ -1624,12 +1538,10 @@ INSPECT_WIDTH(4)
 INSPECT_WIDTH(8)
 INSPECT_WIDTH(16)
 
-extern "C" void __tsan_read_range(void* address, size_t bytes)
-{
+extern "C" void __tsan_read_range(void* address, size_t bytes) {
     cuda_cpu::watch::accessed(Access::LOAD, By::THREAD, address, bytes, __builtin_return_address(0));
 }
-extern "C" void __tsan_write_range(void* address, size_t bytes)
-{
+extern "C" void __tsan_write_range(void* address, size_t bytes) {
     cuda_cpu::watch::accessed(Access::STORE, By::THREAD, address, bytes, __builtin_return_address(0));
 }
 extern "C" void __tsan_init() {}
@@ -1638,15 +1550,13 @@ extern "C" void __tsan_func_exit() { cuda_cpu::watch::left(); }
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 
-static void accessed_atomically(const volatile void* place, size_t bytes, const void* pc)
-{
+static void accessed_atomically(const volatile void* place, size_t bytes, const void* pc) {
     cuda_cpu::watch::accessed(Access::STORE, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
 }
 
 // Atomic loads are not recorded: dev/cpu implements some atomics by a load and a compare-and-exchange loop.
 #define INSPECT_ATOMIC_OP(bits, result, name, operation, ...)                                                   \
-    extern "C" result __tsan_atomic##bits##_##name(volatile uint##bits##_t* place, __VA_ARGS__, int)            \
-    {                                                                                                           \
+    extern "C" result __tsan_atomic##bits##_##name(volatile uint##bits##_t* place, __VA_ARGS__, int) {          \
         accessed_atomically(place, bits / 8, __builtin_return_address(0));                                      \
         return operation;                                                                                       \
     }
@@ -1657,8 +1567,7 @@ static void accessed_atomically(const volatile void* place, size_t bytes, const 
                                                                    __ATOMIC_SEQ_CST),                           \
                       uint##bits##_t* old, uint##bits##_t value, int)
 #define INSPECT_ATOMIC(bits)                                                                                    \
-    extern "C" uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* place, int)             \
-    {                                                                                                           \
+    extern "C" uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* place, int) {           \
         return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                        \
     }                                                                                                           \
     INSPECT_ATOMIC_OP(bits, void, store, __atomic_store_n(place, value, __ATOMIC_SEQ_CST), uint##bits##_t value) \

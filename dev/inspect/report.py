@@ -12,7 +12,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from cards import CARDS
 from estimate import RANGE
 from page import page
-from results import Expectations, Results, read_json, read_recording
+from results import SUMS, Expectations, Results, read_json, read_recording
 from symbols import Mistake
 from tables import number, plural
 from text import hazards, kernel_text, overview
@@ -21,8 +21,7 @@ from text import hazards, kernel_text, overview
 # ---- JSON for other programs
 
 def sites_as_json(kernel, space):
-    keys = ("access", "by", "bytes_per_lane", "part", "requests", "lanes", "bytes", "sectors", "least_sectors",
-            "l1_hits", "dram_sectors", "wavefronts", "least_wavefronts")
+    keys = ("access", "by", "bytes_per_lane", "part", *SUMS)
     return [{"file": line.place.file, "line": line.place.line, "function": line.place.function,
              "via": list(line.place.via), **{key: site[key] for key in keys}}
             for line in kernel.lines for site in line.sites if site["space"] == space]

@@ -13,7 +13,6 @@
 #include <array>
 
 namespace inspect {
-
 constexpr uint64_t SECTOR = 32, LINE = 128;
 constexpr unsigned BANKS = 32, WORD = 4;
 
@@ -25,8 +24,7 @@ struct Request {
     unsigned lanes() const { return static_cast<unsigned>(__builtin_popcount(active)); }
 
     // Returns the indices of the `unit`-byte units that lanes first to last - 1 access, sorted, without duplicates.
-    std::vector<uint64_t> units(uint64_t unit, unsigned first = 0, unsigned last = LANES) const
-    {
+    std::vector<uint64_t> units(uint64_t unit, unsigned first = 0, unsigned last = LANES) const {
         std::vector<uint64_t> all;
         for (unsigned lane = first; lane < last; lane++)
             if (active >> lane & 1)
@@ -40,8 +38,7 @@ struct Request {
     uint64_t least_sectors() const { return (units(bytes).size() * bytes + SECTOR - 1) / SECTOR; }
 
     // Returns which bytes of a sector the lanes access, one bit per byte.
-    uint32_t bytes_of_sector(uint64_t sector) const
-    {
+    uint32_t bytes_of_sector(uint64_t sector) const {
         uint32_t all = 0;
         for (unsigned lane = 0; lane < LANES; lane++)
             if (active >> lane & 1 && address[lane] / SECTOR == sector)
@@ -50,8 +47,7 @@ struct Request {
     }
 
     // Returns the maximum of lanes whose words are in the same bank. Lanes take turns in atomics on shared memory.
-    uint64_t lanes_of_a_bank() const
-    {
+    uint64_t lanes_of_a_bank() const {
         std::array<uint64_t, BANKS> found{};
         for (unsigned lane = 0; lane < LANES; lane++)
             if (active >> lane & 1) found[address[lane] / WORD % BANKS]++;
@@ -59,16 +55,14 @@ struct Request {
     }
 
     // Returns the maximum of different words in a bank: the wavefronts if parts of a warp share those of equal words.
-    uint64_t words_of_a_bank() const
-    {
+    uint64_t words_of_a_bank() const {
         std::array<uint64_t, BANKS> words{};
         for (uint64_t word : units(WORD)) words[word % BANKS]++;
         return *std::max_element(words.begin(), words.end());
     }
 
     struct Wavefronts { uint64_t taken, least; };
-    Wavefronts wavefronts() const
-    {
+    Wavefronts wavefronts() const {
         const unsigned part = bytes <= 4 ? LANES : bytes <= 8 ? LANES / 2 : LANES / 4;
         Wavefronts result{0, 0};
         for (unsigned first = 0; first < LANES; first += part) {
@@ -81,5 +75,4 @@ struct Request {
         return result;
     }
 };
-
 }  // namespace inspect

@@ -28,12 +28,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from cards import CARDS, WARP
+from symbols import Mistake, run_tool
 
 # Bytes in flight per multiprocessor from which CUB's transform reaches the memory bandwidth, as NVIDIA has tuned it
 # (cub/device/dispatch/tuning/tuning_transform.cuh, arch_to_min_bytes_in_flight).
@@ -376,16 +376,6 @@ def parse_log(log):
     return found
 
 
-def run_tool(command):
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        sys.exit(f"sass.py: {command[0]}: not found; expected a program of the CUDA toolkit")
-    if done.returncode:
-        sys.exit(f"sass.py: {' '.join(command)} failed:\n{done.stderr.strip()}")
-    return done
-
-
 def find_nvdisasm(nvcc):
     """Returns the path of nvdisasm: next to nvcc or on PATH; None if there is none."""
     beside = os.path.join(os.path.dirname(shutil.which(nvcc) or ""), "nvdisasm")
@@ -402,10 +392,10 @@ def main():
     found, cubin, nvdisasm = {}, options.out + ".cubin", find_nvdisasm(options.nvcc)
     for source in options.sources:
         log = run_tool([options.nvcc, "-x", "cu", "-std=c++17", "-O3", "-lineinfo", "-arch", CARDS[options.card].arch,
-                        *flags, "-cubin", "-Xptxas", "-v", source, "-o", cubin]).stderr
+                        *flags, "-cubin", "-Xptxas", "-v", source, "-o", cubin], "the CUDA toolkit").stderr
         kernels = parse_log(log)
         if nvdisasm:
-            listing = read_listing(run_tool([nvdisasm, "-c", "-gi", "-hex", cubin]).stdout)
+            listing = read_listing(run_tool([nvdisasm, "-c", "-gi", "-hex", cubin], "the CUDA toolkit").stdout)
             for symbol, figures in kernels.items():
                 figures.update(analyse(*listing[symbol]))
         found.update(kernels)
@@ -416,4 +406,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Mistake as mistake:
+        sys.exit(f"sass.py: {mistake}")

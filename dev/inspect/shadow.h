@@ -13,7 +13,6 @@
 #include <unordered_map>
 
 namespace inspect {
-
 constexpr unsigned GRANULE = 16;
 constexpr uint32_t NONE = ~0u;
 
@@ -32,15 +31,13 @@ struct Entry {
 
 class Shadow {
 public:
-    void clear()
-    {
+    void clear() {
         pages_.clear();
         last_page_ = nullptr;
     }
 
     // Calls f for each entry of a granule, latest first; f returns whether to keep the entry.
-    template <class F> void visit(uint64_t granule, F f)
-    {
+    template <class F> void visit(uint64_t granule, F f) {
         Entries& entries = entries_of(granule);
         auto before = entries.before_begin();
         for (auto at = entries.begin(); at != entries.end();) {
@@ -55,8 +52,7 @@ private:
     using Entries = std::forward_list<Entry>;
     using Page = std::array<Entries, PAGE>;
 
-    Entries& entries_of(uint64_t granule)
-    {
+    Entries& entries_of(uint64_t granule) {
         if (last_page_ == nullptr || granule / PAGE != last_page_number_) {
             last_page_number_ = granule / PAGE;
             last_page_ = &pages_[last_page_number_];   // stable: unordered_map does not move its elements
@@ -68,5 +64,4 @@ private:
     Page* last_page_ = nullptr;
     uint64_t last_page_number_ = 0;
 };
-
 }  // namespace inspect

@@ -21,11 +21,12 @@ class Place:
         return f"{self.file}:{self.line}"
 
 
-def run_tool(command, text):
+def run_tool(command, package, text=""):
+    """Runs a program of a package with `text` as its input; returns the process."""
     try:
-        return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     except FileNotFoundError:
-        raise Mistake(f"{command[0]}: not found on PATH; install binutils") from None
+        raise Mistake(f"{command[0]}: not found; install {package}") from None
     except subprocess.CalledProcessError as error:
         raise Mistake(f"{' '.join(command)} failed: {error.stderr.strip()}") from None
 
@@ -35,7 +36,7 @@ def run_tool(command, text):
 def demangled(symbols):
     """Returns {mangled symbol: demangled name with parameters}."""
     symbols = sorted(set(filter(None, symbols)))
-    names = run_tool(["c++filt"], "\n".join(symbols)).splitlines() if symbols else []
+    names = run_tool(["c++filt"], "binutils", "\n".join(symbols)).stdout.splitlines() if symbols else []
     return dict(zip(symbols, names))
 
 
@@ -87,7 +88,8 @@ class Symbols:
             return []
         addresses = "\n".join(f"{pc - 1:x}" for pc in pcs) + "\n"
         frames = []
-        lines = iter(run_tool(["addr2line", "-i", "-f", "-C", "-a", "-e", program], addresses).splitlines())
+        found = run_tool(["addr2line", "-i", "-f", "-C", "-a", "-e", program], "binutils", addresses)
+        lines = iter(found.stdout.splitlines())
         for line in lines:
             if re.fullmatch(r"0x[0-9a-f]+", line):
                 frames.append([])
@@ -100,15 +102,19 @@ class Symbols:
         path = os.path.realpath(os.path.join(self.root, path)) if path != "??" else path
         return os.path.relpath(path, self.root) if path.startswith(self.root + os.sep) else path
 
+    def chain(self, stack, kernel):
+        """Returns the frames of a stack from the innermost one to the kernel's."""
+        frames = [frame for pc in stack for frame in self.frames[pc]]
+        return frames[:1 + next((i for i, frame in enumerate(frames) if frame.function == kernel), len(frames))]
+
     def place(self, stack, kernel=""):
         """Returns the line that an access is attributed to: the innermost one outside accessors. kernel: demangled name
         of the kernel; it is never skipped as an accessor, and its callers are ignored."""
-        chain = [frame for pc in stack for frame in self.frames[pc]]
+        chain = self.chain(stack, kernel)
         if not chain:
             return Place("", "?", 0)
-        end = next((i for i, frame in enumerate(chain) if frame.function == kernel), len(chain) - 1)
         via = []
-        for frame in chain[:end]:
+        for frame in chain[:-1]:
             if frame.function not in self.accessors:
                 break
             via.append(str(frame))
@@ -117,9 +123,7 @@ class Symbols:
 
     def lines_within(self, stack, kernel):
         """Returns [(file, line)] of an access and of the calls to it, from the innermost one to that in the kernel."""
-        chain = [frame for pc in stack for frame in self.frames[pc]]
-        end = next((i for i, frame in enumerate(chain) if frame.function == kernel), len(chain) - 1)
-        return [(frame.file, frame.line) for frame in chain[:end + 1]]
+        return [(frame.file, frame.line) for frame in self.chain(stack, kernel)]
 
 
 class Sources:

@@ -51,7 +51,7 @@ class Case:
         self.program = os.path.join(BUILD, name, "program")
         self.lines, function = {}, ""       # {(function, comment after a line): line number}
         for number, line in enumerate(read(self.file).splitlines(), 1):
-            begin = re.search(r"^__(?:global|device)__ .*?(\w+)\(\w* ?\w*[*&]", line)
+            begin = re.search(r"^(?:template <.*> )?__(?:global|device)__ .*?(\w+)\(\w* ?\w*[*&]", line)
             function = begin[1] if begin else function
             comment = re.search(r"\S.*// (.+?)\s*$", line)
             if comment:

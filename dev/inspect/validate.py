@@ -216,8 +216,7 @@ def order_words(cases):
 
 def loss(cases):
     """Returns the sum of log errors, of which those above a factor of 1.5 count as 1.5: such cases have causes that no
-    constant describes. The
-    second term pulls the constants to published values."""
+    constant describes. The second term pulls the constants to published values."""
     errors = sum(min(abs(math.log(case.ratio())), math.log(1.5)) for case in cases)
     return errors + PULL * sum(abs(math.log(getattr(estimate, name) / value))
                                for name, value in estimate.FITTED.items())
@@ -249,18 +248,24 @@ def fit(cases):
 BEGIN, END = "<!-- validate.py: begin -->", "<!-- end -->"
 
 
+def groups_of(cases):
+    return [("all", cases), ("fitted", [c for c in cases if not c.held_out]),
+            ("held out", [c for c in cases if c.held_out])]
+
+
 def guide_table(cases):
-    groups = (("all", cases), ("fitted", [c for c in cases if not c.held_out]),
-              ("held out", [c for c in cases if c.held_out]))
     rows = ["| cases | number | median | quartiles | 8 in 10 | median error | within 1.5 | pairs in order |",
             "|---|---|---|---|---|---|---|---|",
-            *[f"| {name} | {error_words(group)} | {order_words(group)} |" for name, group in groups], "",
-            "| kernel | | GPU | measured µs | estimated µs | ratio | bound by |", "|---|---|---|---|---|---|---|"]
+            *[f"| {name} | {error_words(group)} | {order_words(group)} |" for name, group in groups_of(cases)], "",
+            "| kernel | GPU | measured µs | estimated / measured time | bound by |", "|---|---|---|---|---|"]
+    kernels = {}
     for case in cases:
-        name = f"[{case.ladder['name']}]({case.ladder['link']})"
-        held = " *" if case.held_out else ""
-        rows.append(f"| {name}{held} | {case.value} | {case.ladder['card']} | {number(1e6 * case.measured)} | "
-                    f"{number(1e6 * case.predicted())} | {case.ratio():.2f} | {case.bound()} |")
+        kernels.setdefault(tuple(case.ladder[key] for key in ("name", "link", "card")), []).append(case)
+    for (name, link, card), group in kernels.items():
+        times = [number(1e6 * pick(case.measured for case in group)) for pick in (min, max)]
+        ratios = ", ".join(f"{case.value}: {case.ratio():.2f}{' *' * case.held_out}" for case in group)
+        rows.append(f"| [{name}]({link}) | {card} | {' to '.join(dict.fromkeys(times))} | {ratios} | "
+                    f"{', '.join(dict.fromkeys(case.bound() for case in group))} |")
     return "\n".join(rows)
 
 
@@ -315,12 +320,10 @@ def main():
     for case in cases:
         held = "held out" if case.held_out else ""
         print(f"{case.ladder['name']:24} {case.value:18} {case.ladder['card']:12} {held:9}{1e6 * case.measured:10.1f} "
-              f"{1e6 * case.predicted():10.1f} {case.ratio():6.2f}  "
-              f"{case.bound()}")
+              f"{1e6 * case.predicted():10.1f} {case.ratio():6.2f}  {case.bound()}")
     if not options.only and not options.fit:
         write_guide(cases)
-    for name, group in (("all", cases), ("fit", [c for c in cases if not c.held_out]),
-                        ("held out", [c for c in cases if c.held_out])):
+    for name, group in groups_of(cases):
         if len(group) > 1:
             print(f"{name:9} {error_words(group)} | {order_words(group)}")
 

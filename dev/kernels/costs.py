@@ -3,12 +3,15 @@
 The formulas are those of the `cost` lines in train_gpt.cu. Their parameters are the kernel's integer parameters, with
 the same names, and the model's shape as printed by `train_gpt plan --json`.
 """
-import array
 import json
 import os
 import random
 import re
 import subprocess
+import sys
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts"))
+from tokens import write_shard
 
 
 # ---- bytes and FLOPs
@@ -123,8 +126,6 @@ UNNECESSARY_BARRIERS = {
 
 # ---- the run that is recorded: one training step
 
-SHARD_HEADER = [20240520, 1]            # token shards in README.md: magic, version; then the number of tokens
-HEADER_INTS = 256
 NOT_OF_A_STEP = "init_normal fill round_weights compiled_for_sm_90a"
 OF_PLAN = ["--model", "--layers", "--heads", "--channels", "--context", "--vocab", "--micro-batch", "--seq-len",
            "--total-batch", "--recompute", "--grad-dtype", "--attention", "--matmul"]   # plan's options
@@ -135,11 +136,8 @@ SMALL_STEP = {"--model": "gpt2", "--layers": "1", "--micro-batch": "4", "--total
 
 def write_tokens(path, tokens, vocab):
     """Writes a shard with token frequencies as in text (Zipf's law): the embedding kernels' traffic depends on them."""
-    header = array.array("i", SHARD_HEADER + [tokens] + [0] * (HEADER_INTS - 3))
     weights = [1 / (rank + 1) for rank in range(vocab)]
-    sampled = array.array("H", random.Random(1).choices(range(vocab), weights, k=tokens))
-    with open(path, "wb") as file:
-        file.write(header.tobytes() + sampled.tobytes())
+    write_shard(path, random.Random(1).choices(range(vocab), weights, k=tokens))
 
 
 def run(program, folder, words, small):

@@ -12,9 +12,7 @@ extern __shared__ __align__(32) char dynamic_tile[];
 // ---- patterns
 
 // Lane t, if its bit in `lanes` is set, stores element t * stride (if mask is 31) and loads (t & mask) * stride.
-template <class T>
-__global__ void strided(T* out, unsigned stride, unsigned mask, unsigned lanes)
-{
+template <class T> __global__ void strided(T* out, unsigned stride, unsigned mask, unsigned lanes) {
     T* tile = reinterpret_cast<T*>(dynamic_tile);
     const unsigned t = threadIdx.x;
     for (unsigned i = t; i <= 31 * stride; i += 32) tile[i] = T{};
@@ -28,8 +26,7 @@ __global__ void strided(T* out, unsigned stride, unsigned mask, unsigned lanes)
 }
 // Loads element (t & mask) * stride + offset of global memory and stores element t + offset.
 template <class T>
-__global__ void gather(T* out, const T* in, unsigned stride, unsigned offset, unsigned mask, unsigned lanes)
-{
+__global__ void gather(T* out, const T* in, unsigned stride, unsigned offset, unsigned mask, unsigned lanes) {
     const unsigned t = threadIdx.x;
     if (lanes >> t & 1) {
         const T value = in[(t & mask) * stride + offset];            // loads
@@ -41,30 +38,26 @@ __global__ void gather(T* out, const T* in, unsigned stride, unsigned offset, un
 
 __device__ float load(const float* from) { return *from; }
 // Not an accessor: it has two lines with accesses.
-__device__ void exchange(float* a, float* b)
-{
+__device__ void exchange(float* a, float* b) {
     const float first = *a;                           // loads a
     *a = *b;
     *b = first;                                       // stores b
 }
-__global__ void by_function(float* out, const float* in)
-{
+__global__ void by_function(float* out, const float* in) {
     out[threadIdx.x] = load(in + threadIdx.x)         // near
                        + load(in + threadIdx.x * 8);  // far
     exchange(out + threadIdx.x, out + 32 + threadIdx.x);
 }
 
 // Structs by value, as arguments and results.
-__device__ Pack smoothed(Pack x, float by)
-{
+__device__ Pack smoothed(Pack x, float by) {
     for (int i = 0; i < 20; i++) {
         for (int j = 1; j < 8; j++) x.x[j] = fabsf(x.x[j - 1]) > by ? x.x[j] - by : x.x[j] + by * x.x[j - 1];
         for (int j = 0; j < 7; j++) x.x[j] = fabsf(x.x[j + 1]) > by ? x.x[j] - by : sqrtf(x.x[j] * x.x[j] + by);
     }
     return x;
 }
-__global__ void packs_by_value(Pack* out, const Pack* in)
-{
+__global__ void packs_by_value(Pack* out, const Pack* in) {
     out[threadIdx.x] = smoothed(in[threadIdx.x], 1);  // once
     out[threadIdx.x + 32] = smoothed(in[threadIdx.x + 32], 2);       // again
 }
@@ -72,9 +65,7 @@ __global__ void packs_by_value(Pack* out, const Pack* in)
 // ---- registers
 
 enum class Between { NOTHING, STORE, SHARED_STORE, BARRIER, FENCE };
-template <Between between>
-__global__ void again(float* out, const float* a, int times)
-{
+template <Between between> __global__ void again(float* out, const float* a, int times) {
     float* tile = reinterpret_cast<float*>(dynamic_tile);
     const unsigned i = threadIdx.x;
     float sum = 0;
@@ -92,9 +83,7 @@ __global__ void again(float* out, const float* a, int times)
 
 // Reads a row twice. The second read of 4 KiB hits in L1; of 12 KiB only if registers limit the number of resident
 // blocks; of 512 KiB it hits in L2.
-template <unsigned floats>
-__global__ void row_twice(float* out, const float* in)
-{
+template <unsigned floats> __global__ void row_twice(float* out, const float* in) {
     float sum = 0;
     for (unsigned i = threadIdx.x; i < floats; i += blockDim.x) sum += in[i];         // first
     __syncthreads();
@@ -102,42 +91,36 @@ __global__ void row_twice(float* out, const float* in)
     out[threadIdx.x] = sum;
 }
 // All blocks read the same 4 KiB.
-__global__ void shared_by_blocks(float* out, const float* in)
-{
+__global__ void shared_by_blocks(float* out, const float* in) {
     float sum = 0;
     for (unsigned i = threadIdx.x; i < 1024; i += blockDim.x) sum += in[i];           // loads
     out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }
-__global__ void copy(float* out, const float* in)
-{
+__global__ void copy(float* out, const float* in) {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     out[i] = in[i];
 }
-__global__ void stored_twice(float* out)
-{
+__global__ void stored_twice(float* out) {
     out[threadIdx.x] = 1;                             // first
     __syncwarp();
     out[threadIdx.x] = 2;                             // second
     __syncwarp();
     out[threadIdx.x + 32] = out[threadIdx.x ^ 1];     // loads
 }
-__global__ void atomics(int* whole, float* sum)
-{
+__global__ void atomics(int* whole, float* sum) {
     atomicAdd(whole, 1);                              // whole
     atomicAdd(sum + threadIdx.x, 1.0f);               // sum
 }
 
 // ---- barriers and lanes
 
-__global__ void barriers(float* out)
-{
+__global__ void barriers(float* out) {
     __syncthreads();
     out[blockIdx.x * blockDim.x + threadIdx.x] = 1;
     __syncthreads();
     if (threadIdx.x < 32) __syncwarp();
 }
-__global__ void __launch_bounds__(64) shared_bytes(float* out)
-{
+__global__ void __launch_bounds__(64) shared_bytes(float* out) {
     __shared__ float floats[100];
     __shared__ double doubles[10];
     float* more = reinterpret_cast<float*>(dynamic_tile);
@@ -148,20 +131,17 @@ __global__ void __launch_bounds__(64) shared_bytes(float* out)
     if (threadIdx.x < 10) out[threadIdx.x] = static_cast<float>(doubles[9 - threadIdx.x]) + more[threadIdx.x];
 }
 // 48 threads: one warp and half a warp.
-__global__ void a_warp_and_a_half(float* out)
-{
+__global__ void a_warp_and_a_half(float* out) {
     out[blockIdx.x * 48 + threadIdx.x] = 1;           // all
     if (threadIdx.x % 3 == 0) out[blockIdx.x * 48 + threadIdx.x] = 2;   // every third
 }
 // Consecutive lanes of a warp differ in x first, then in y.
-__global__ void two_dimensions(float* out)
-{
+__global__ void two_dimensions(float* out) {
     out[threadIdx.y * 8 + threadIdx.x] = 1;           // row by row
     out[64 + threadIdx.x * 8 + threadIdx.y] = 1;      // column by column
 }
 // Half of the lanes take each branch; the loops have different lengths.
-__global__ void two_ways(float* out)
-{
+__global__ void two_ways(float* out) {
     const unsigned t = threadIdx.x;
     if (t % 2 == 0)
         for (unsigned i = 0; i < 4; i++) out[i * 32 + t] = 1;            // even
@@ -169,20 +149,16 @@ __global__ void two_ways(float* out)
         for (unsigned i = 0; i < t / 8 + 1; i++) out[i * 32 + t] = 1;    // odd
 }
 
-template <class T>
-static void launch_strided(float* out, unsigned stride, unsigned mask = 31, unsigned lanes = ALL)
-{
+template <class T> static void launch_strided(float* out, unsigned stride, unsigned mask = 31, unsigned lanes = ALL) {
     strided<<<1, 32, 31 * stride * sizeof(T) + sizeof(T)>>>(reinterpret_cast<T*>(out), stride, mask, lanes);
 }
 template <class T>
 static void launch_gather(float* out, const float* in, unsigned stride, unsigned offset = 0, unsigned mask = 31,
-                          unsigned lanes = ALL)
-{
+                          unsigned lanes = ALL) {
     gather<<<1, 32>>>(reinterpret_cast<T*>(out), reinterpret_cast<const T*>(in), stride, offset, mask, lanes);
 }
 
-static void patterns(float* out, const float* in)
-{
+static void patterns(float* out, const float* in) {
     for (unsigned stride : {1u, 2u, 3u, 4u, 8u, 16u, 32u, 33u}) {
         launch_strided<float>(out, stride);
         launch_strided<float2>(out, stride);
@@ -205,8 +181,7 @@ static void patterns(float* out, const float* in)
     launch_gather<Pack>(out, in, 1);
 }
 
-int main(int argc, char** argv)
-{
+int main(int argc, char** argv) {
     const char* how = argc > 1 ? argv[1] : "";
     if (strcmp(how, "nothing") == 0) return 0;
     constexpr size_t bytes_each = 1 << 22;

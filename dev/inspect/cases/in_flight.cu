@@ -6,18 +6,14 @@ constexpr int BLOCK = 256, ROWS = 64;
 // ---- loads in flight: one warp of 32 lanes
 
 // Each load waits for the one before.
-template <class T>
-__global__ void chase(T* out, const T* next, int n)
-{
+template <class T> __global__ void chase(T* out, const T* next, int n) {
     T at = threadIdx.x;
 #pragma unroll 1
     for (int i = 0; i < n; i++) at = next[at];
     out[threadIdx.x] = at;
 }
 // UNROLL loads of 16 bytes, then as many stores.
-template <int UNROLL>
-__global__ void copy(float4* out, const float4* in, int n)
-{
+template <int UNROLL> __global__ void copy(float4* out, const float4* in, int n) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < n; i += UNROLL * blockDim.x) {
         float4 x[UNROLL];
@@ -28,14 +24,12 @@ __global__ void copy(float4* out, const float4* in, int n)
     }
 }
 // out may be in: nvcc stores each value before it loads the next.
-__global__ void copy_in_turn(float4* out, const float4* in, int n)
-{
+__global__ void copy_in_turn(float4* out, const float4* in, int n) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = in[i];
 }
 // The next iteration's load is in flight during the store.
-__global__ void copy_ahead(float4* out, const float4* in, int n)
-{
+__global__ void copy_ahead(float4* out, const float4* in, int n) {
     float4 next = in[threadIdx.x];
 #pragma unroll 1
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
@@ -50,9 +44,7 @@ __global__ void copy_ahead(float4* out, const float4* in, int n)
 enum class Second { ADDRESS_KNOWN, ADDRESS_FROM_TILE, BRANCH_ON_TILE, SAME_ADDRESS };
 
 // Reverses the first row, then adds an element of the second matrix.
-template <Second SECOND>
-__global__ void add_reversed(int* out, const int* in, const int* second)
-{
+template <Second SECOND> __global__ void add_reversed(int* out, const int* in, const int* second) {
     __shared__ int tile[BLOCK];
 #pragma unroll 1
     for (int row = 0; row < ROWS; row++) {
@@ -69,8 +61,7 @@ __global__ void add_reversed(int* out, const int* in, const int* second)
     }
 }
 // Scales row b by the sum of row a, both with n columns.
-__global__ void scaled_by_sum(float* out, const float* a, const float* b, int n)
-{
+__global__ void scaled_by_sum(float* out, const float* a, const float* b, int n) {
 #pragma unroll 1
     for (int row = 0; row < ROWS; row++) {
         float sum = 0;
@@ -82,8 +73,7 @@ __global__ void scaled_by_sum(float* out, const float* a, const float* b, int n)
     }
 }
 
-int main()
-{
+int main() {
     const size_t bytes = ROWS * BLOCK * sizeof(float4);
     float4 *out, *in;
     cudaMalloc(&out, bytes);

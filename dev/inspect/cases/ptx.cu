@@ -14,16 +14,13 @@ constexpr int TILE_BYTES = 64 * 128;
 extern __shared__ __align__(1024) char memory[];
 
 // The address of a 16-byte chunk in a tile with 128-byte rows, in the 128-byte swizzle of TMA and wgmma.
-__device__ char* chunk_at(char* tile, unsigned row, unsigned chunk)
-{
+__device__ char* chunk_at(char* tile, unsigned row, unsigned chunk) {
     return tile + row * 128 + (chunk ^ row % 8) * 16;
 }
 
 // ---- ldmatrix
 
-template <bool swizzled>
-__global__ void matrices(float* out, const float*)
-{
+template <bool swizzled> __global__ void matrices(float* out, const float*) {
     for (unsigned i = threadIdx.x; i < 32 * 32; i += 32) reinterpret_cast<unsigned*>(memory)[i] = i;
     __syncwarp();
     uint32_t r[4];
@@ -37,9 +34,7 @@ __global__ void matrices(float* out, const float*)
 enum class Copies { RIGHT, WAITED_LATE, ONE_IN_FLIGHT, NO_BARRIER, NO_WAIT, NO_COMMIT };
 
 // Two stages: one is read while the next one is loaded. cp_async_wait does not wait for copies without a commit.
-template <Copies version>
-__global__ void copies(float* out, const float* in)
-{
+template <Copies version> __global__ void copies(float* out, const float* in) {
     constexpr int count = 4;
     float* stages = reinterpret_cast<float*>(memory);
     const unsigned t = threadIdx.x;
@@ -66,9 +61,7 @@ __global__ void copies(float* out, const float* in)
 enum class Barriers { RIGHT, LATE_WAIT, EARLY, NO_WAIT, NO_SETUP };
 
 // The first warp writes a tile; the second warp reads it and releases it.
-template <Barriers version>
-__global__ void hand_over(float* out, const float* in)
-{
+template <Barriers version> __global__ void hand_over(float* out, const float* in) {
     float* tile = reinterpret_cast<float*>(memory);
     uint64_t *full = reinterpret_cast<uint64_t*>(memory + 1024), *empty = full + 1;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -95,9 +88,7 @@ __global__ void hand_over(float* out, const float* in)
     }
 }
 // A completed phase does not order stores before an arrival at the next phase.
-template <bool right>
-__global__ void next_phase(float* out, const float*)
-{
+template <bool right> __global__ void next_phase(float* out, const float*) {
     float* tile = reinterpret_cast<float*>(memory);
     uint64_t* barrier = reinterpret_cast<uint64_t*>(memory + 256);
     if (threadIdx.x == 0) {
@@ -117,9 +108,7 @@ __global__ void next_phase(float* out, const float*)
         out[0] = tile[right ? 0 : 1];                 // reads
     }
 }
-template <bool right>
-__global__ void named(float* out, const float*)
-{
+template <bool right> __global__ void named(float* out, const float*) {
     float* tile = reinterpret_cast<float*>(memory);
     tile[threadIdx.x] = 1;                            // writes
     if (threadIdx.x < 64) {
@@ -133,9 +122,7 @@ __global__ void named(float* out, const float*)
 enum class Ring { RIGHT, LATE_FULL_WAIT, NO_EMPTY_WAIT, EARLY_RELEASE };
 
 // A thread of the second warp loads boxes into a ring buffer of two stages; the first warp reads them.
-template <Ring version>
-__global__ void ring(float* out, const __grid_constant__ CUtensorMap map, int count)
-{
+template <Ring version> __global__ void ring(float* out, const __grid_constant__ CUtensorMap map, int count) {
     uint64_t *full = reinterpret_cast<uint64_t*>(memory + 2 * TILE_BYTES), *empty = full + 2;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
@@ -169,9 +156,7 @@ __global__ void ring(float* out, const __grid_constant__ CUtensorMap map, int co
 enum class Products { RIGHT, NO_FENCE, FENCE_AFTER, NO_BARRIER, LATE_WAIT, NO_COMMIT };
 
 // d = a a^T for a 64 x 64 tile a, which threads store before and overwrite after the product.
-template <Products version>
-__global__ void products(float* out, const float* in)
-{
+template <Products version> __global__ void products(float* out, const float* in) {
     const unsigned t = threadIdx.x;
     for (unsigned i = t; i < 64 * 8; i += 128)
         *reinterpret_cast<float4*>(chunk_at(memory, i / 8, i % 8)) = reinterpret_cast<const float4*>(in)[i];   // writes
@@ -198,8 +183,7 @@ __global__ void products(float* out, const float* in)
     }
     out[t] = d[0];
 }
-__global__ void small_product(float* out, const float*)
-{
+__global__ void small_product(float* out, const float*) {
     const uint32_t a[4] = {threadIdx.x, 1, 2, 3};
     float d[4] = {};
     mma_m16n8k16(d, a, 4, 5);
@@ -209,8 +193,7 @@ __global__ void small_product(float* out, const float*)
 
 // ---- a tile scheduler
 
-__global__ void numbers(float* out, int* counter, unsigned count)
-{
+__global__ void numbers(float* out, int* counter, unsigned count) {
     if (threadIdx.x > 0) return;
     for (unsigned n = blockIdx.x; n < count; n = gridDim.x + atomic_inc(counter, count - 1))
         if (n % gridDim.x == blockIdx.x) out[n] = 1;   // in turn
@@ -218,8 +201,7 @@ __global__ void numbers(float* out, int* counter, unsigned count)
 
 // ---- all of them
 
-static CUtensorMap map_of(const void* data, uint64_t rows)
-{
+static CUtensorMap map_of(const void* data, uint64_t rows) {
     const uint64_t extents[] = {64, 1, rows, 1}, strides[] = {128, 128, rows * 128};
     const uint32_t box[] = {64, 1, 64, 1}, steps[] = {1, 1, 1, 1};
     CUtensorMap map;
@@ -229,9 +211,7 @@ static CUtensorMap map_of(const void* data, uint64_t rows)
     return map;
 }
 
-template <Ring version>
-static void load(float* out, const float* in)
-{
+template <Ring version> static void load(float* out, const float* in) {
     ring<version><<<1, 64, 2 * TILE_BYTES + 64>>>(out, map_of(in, 64 * 6), 6);
 }
 
@@ -242,8 +222,7 @@ struct Launch {
     void operator()(float* out, const float* in) const { kernel<<<1, threads, TILE_BYTES>>>(out, in); }
 };
 
-static void all(float* out, const float* in)
-{
+static void all(float* out, const float* in) {
     const Launch launches[] = {
         {matrices<false>, 32}, {matrices<true>, 32}, {copies<Copies::RIGHT>, 64}, {copies<Copies::WAITED_LATE>, 64},
         {copies<Copies::ONE_IN_FLIGHT>, 64}, {copies<Copies::NO_BARRIER>, 64}, {hand_over<Barriers::RIGHT>, 64},
@@ -258,8 +237,7 @@ static void all(float* out, const float* in)
     numbers<<<4, 32>>>(out, reinterpret_cast<int*>(out) + 1024, 18);
 }
 
-int main(int argc, char** argv)
-{
+int main(int argc, char** argv) {
     const std::map<std::string, std::function<void(float*, const float*)>> launches = {
         {"all", all}, {"copies_without_wait", Launch{copies<Copies::NO_WAIT>, 64}},
         {"copies_without_commit", Launch{copies<Copies::NO_COMMIT>, 64}},

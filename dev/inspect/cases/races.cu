@@ -6,9 +6,7 @@ constexpr unsigned ALL = 0xffffffff;
 
 // ---- barriers
 
-template <bool right>
-__global__ void neighbour(float* out)
-{
+template <bool right> __global__ void neighbour(float* out) {
     __shared__ float tile[65];
     tile[threadIdx.x] = 1;                            // writes
     if (threadIdx.x == 63) tile[64] = 1;
@@ -16,9 +14,7 @@ __global__ void neighbour(float* out)
     out[blockIdx.x * 64 + threadIdx.x] = tile[threadIdx.x + 1];   // reads
 }
 // The tile may be overwritten only after all threads have read it.
-template <bool right>
-__global__ void end_of_loop(float* out, const float* in)
-{
+template <bool right> __global__ void end_of_loop(float* out, const float* in) {
     __shared__ float tile[64];
     float sum = 0;
     for (int i = 0; i < 3; i++) {
@@ -30,9 +26,7 @@ __global__ void end_of_loop(float* out, const float* in)
     out[threadIdx.x] = sum;
 }
 // A barrier does not wait for threads that have exited; their stores are visible after it.
-template <bool right>
-__global__ void leaves_early(float* out)
-{
+template <bool right> __global__ void leaves_early(float* out) {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (threadIdx.x >= 50) return;
@@ -40,9 +34,7 @@ __global__ void leaves_early(float* out)
     out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
 }
 // __syncwarp does not order accesses of other warps.
-template <bool right>
-__global__ void warps(float* out)
-{
+template <bool right> __global__ void warps(float* out) {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (right) __syncthreads();
@@ -51,9 +43,7 @@ __global__ void warps(float* out)
 }
 
 enum class Order { NOTHING, SYNCWARP, SHUFFLE, VOTE };
-template <Order order>
-__global__ void lanes(float* out)
-{
+template <Order order> __global__ void lanes(float* out) {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (order == Order::SYNCWARP) __syncwarp();
@@ -62,9 +52,7 @@ __global__ void lanes(float* out)
     out[threadIdx.x] = tile[threadIdx.x ^ 1];         // reads
 }
 // __syncwarp orders only the lanes in its mask.
-template <bool right>
-__global__ void half_a_warp(float* out)
-{
+template <bool right> __global__ void half_a_warp(float* out) {
     __shared__ float tile[32];
     tile[threadIdx.x] = 1;                            // writes
     if (threadIdx.x < 16) {
@@ -79,9 +67,7 @@ __global__ void half_a_warp(float* out)
 // ---- bytes
 
 // Accesses to different bytes of a word do not race with each other, but they race with an access to the whole word.
-template <bool right>
-__global__ void bytes(int* out)
-{
+template <bool right> __global__ void bytes(int* out) {
     __shared__ __align__(4) char tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (right) out[threadIdx.x] = tile[threadIdx.x];
@@ -90,39 +76,30 @@ __global__ void bytes(int* out)
 
 // ---- global memory
 
-template <bool right>
-__global__ void one_word(int* out)
-{
+template <bool right> __global__ void one_word(int* out) {
     if (threadIdx.x == 0) out[right ? blockIdx.x : 0] = 1;   // writes
 }
 // __syncthreads does not order accesses of other blocks.
-template <bool right>
-__global__ void next_block(float* out)
-{
+template <bool right> __global__ void next_block(float* out) {
     out[blockIdx.x * 64 + threadIdx.x] = 1;           // writes
     __syncthreads();
     const unsigned other = right ? blockIdx.x : (blockIdx.x + 1) % gridDim.x;
     out[4096 + blockIdx.x * 64 + threadIdx.x] = out[other * 64 + 63 - threadIdx.x];   // reads
 }
 // One launch writes; the next launch reads the values in other blocks.
-__global__ void launches(float* out, bool writes)
-{
+__global__ void launches(float* out, bool writes) {
     if (writes) out[blockIdx.x * 64 + threadIdx.x] = 1;
     else out[4096 + blockIdx.x * 64 + threadIdx.x] = out[(3 - blockIdx.x) * 64 + threadIdx.x];
 }
 
-template <bool right>
-__global__ void atomic_and_store(int* sum)
-{
+template <bool right> __global__ void atomic_and_store(int* sum) {
     if (right)
         atomicExch(sum, 0);
     else
         *sum = 0;                                     // writes
     atomicAdd(sum, 1);                                // adds
 }
-template <bool right>
-__global__ void histogram(int* out, const int* in)
-{
+template <bool right> __global__ void histogram(int* out, const int* in) {
     __shared__ int counts[8];
     if (threadIdx.x < 8) counts[threadIdx.x] = 0;     // clears
     if (right) __syncthreads();
@@ -132,9 +109,7 @@ __global__ void histogram(int* out, const int* in)
 }
 
 // The last block to finish adds the parts of all blocks. Order: __syncthreads, __threadfence by thread 0, atomicAdd.
-template <bool right>
-__global__ void last_block(float* parts, unsigned* count, float* out)
-{
+template <bool right> __global__ void last_block(float* parts, unsigned* count, float* out) {
     __shared__ bool is_last;
     parts[blockIdx.x * 64 + threadIdx.x] = 1;         // writes
     __syncthreads();
@@ -146,9 +121,7 @@ __global__ void last_block(float* parts, unsigned* count, float* out)
     if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
 }
 // Alternative order: __threadfence by each thread, __syncthreads, atomicAdd.
-template <bool right>
-__global__ void last_block_of_fences(float* parts, unsigned* count, float* out)
-{
+template <bool right> __global__ void last_block_of_fences(float* parts, unsigned* count, float* out) {
     __shared__ bool is_last;
     parts[blockIdx.x * 64 + threadIdx.x] = 1;         // writes
     __threadfence();
@@ -160,17 +133,13 @@ __global__ void last_block_of_fences(float* parts, unsigned* count, float* out)
 
 // ---- uninitialised reads
 
-template <bool right>
-__global__ void unwritten(float* out)
-{
+template <bool right> __global__ void unwritten(float* out) {
     __shared__ float tile[64];
     if (right || threadIdx.x < 60) tile[threadIdx.x] = 1;
     __syncthreads();
     out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
 }
-template <bool right>
-__global__ void unwritten_dynamic(float* out)
-{
+template <bool right> __global__ void unwritten_dynamic(float* out) {
     extern __shared__ float tile[];
     if (right) tile[threadIdx.x] = 0;
     __syncthreads();
@@ -181,8 +150,7 @@ __global__ void unwritten_dynamic(float* out)
 // ---- two sites for one access
 
 // Lanes read the same word in two lines; both race with the store.
-__global__ void two_readers(float* out)
-{
+__global__ void two_readers(float* out) {
     __shared__ float word;
     if (threadIdx.x == 0) word = 1;
     __syncthreads();
@@ -193,8 +161,7 @@ __global__ void two_readers(float* out)
     if (threadIdx.x == 63) word = 2;                  // writes
 }
 // All lanes read a word. Lane 31 synchronises only with lane 0 before it writes the word.
-__global__ void two_lanes_met(float* out)
-{
+__global__ void two_lanes_met(float* out) {
     __shared__ float word;
     if (threadIdx.x == 0) word = 1;
     __syncwarp();
@@ -203,9 +170,7 @@ __global__ void two_lanes_met(float* out)
     if (threadIdx.x == 31) word = 2;                  // writes
 }
 
-template <bool right>
-static void both(float* out, const float* in, unsigned* counts)
-{
+template <bool right> static void both(float* out, const float* in, unsigned* counts) {
     int* numbers = reinterpret_cast<int*>(out);
     neighbour<right><<<2, 64>>>(out);
     end_of_loop<right><<<1, 64>>>(out, in);
@@ -224,8 +189,7 @@ static void both(float* out, const float* in, unsigned* counts)
     unwritten_dynamic<right><<<1, 64, 256>>>(out);
 }
 
-int main()
-{
+int main() {
     float *in, *out;
     unsigned* counts;
     cudaMalloc(&in, 1 << 16);
