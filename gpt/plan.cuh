@@ -296,7 +296,7 @@ std::string memory_text(const Plan& p, size_t memory) {
 
 // Returns a step's tokens as text, such as "524,288 tokens = 8 micro-batches of 64 x 1024".
 std::string step_text(const Setup& s, long accumulation) {
-    const std::string gpus = s.tensor > 1 ? format("%d x %d GPUs x ", s.data(), s.tensor)
+    const std::string gpus = s.tensor > 1 ? format("%d group%s of %d GPUs x ", s.data(), s.data() > 1 ? "s" : "", s.tensor)
                              : s.gpus > 1 ? format("%d GPUs x ", s.gpus) : "";
     return format("%s tokens = %s%ld micro-batch%s of %d x %d", grouped(accumulation * long(s.N()) * s.data()).c_str(),
                   gpus.c_str(), accumulation, accumulation > 1 ? "es" : "", s.B, s.T);
