@@ -21,7 +21,7 @@ from testing import expect, expect_equal, finish
 from figures import pyplot
 from formats import FORMATS
 
-ABOUT = {"peak_flops": 1e12, "gpu": False, "rounds": 3, "model": {"layers": 4}}
+ABOUT = {"peak_flops": 1e12, "gpu": False, "rounds": 3, "model": {"layers": 4, "channels": 8}}
 
 
 def check(part, cases):
@@ -172,7 +172,7 @@ def parallel(sent=None, drift=0.0, bits=0.0, surplus=0):
         last = 4.0 * (1 + (drift if gpus > 1 else 0)) + (bits if zero == 3 else 0)
         return {"gpus": gpus, "zero": zero, "parts": parts, "as_planned": True, "norms": [1.0, 1.0],
                 "losses": [5.0, last], "sent": 1e6 * {**SENT, **(sent or {})}[zero, parts] if gpus > 1 else None,
-                "bytes_sent": 1e6 * SENT[zero, parts] if gpus > 1 else 0,
+                "bytes_sent": 1e6 * SENT[zero, parts] if gpus > 1 else 0, "total": planned(gpus, zero)["total"],
                 "planned": planned(gpus, zero)["total"] + (surplus if zero == 1 else 0)}
     results = {"numbers": [1, 4], "parameters": 10**6, "precision": "fp32", "grad_dtype": "fp32",
                "plans": [{"gpus": gpus, "zero": zero, "bytes": planned(gpus, zero)}
@@ -194,8 +194,8 @@ def test_data_parallel():
           "so the curves coincide", "ZeRO 0 to 3 have the same bits", "1.00 / 1.00 / 1.12 (measured, 4 layers)",
           "losses within 0e+00"], ["more memory than the one before", "did not"]),
         ("a byte that was not planned", parallel(surplus=1),
-         ["2 of 10 runs did not allocate what was planned, the first with ZeRO 1 and 4 processes: 11,000,001 bytes, "
-          "planned 11,000,000"], ["to the byte"]),
+         ["2 of 10 runs did not allocate what was planned, the first with ZeRO 1 and 4 processes × 1 micro-batches: "
+          "11,000,001 bytes, planned 11,000,000"], ["to the byte"]),
         *[(f"ZeRO {zero} × {parts} must not send {sent} MB", parallel(sent={(zero, parts): sent}),
            ["1 of 8 runs did not send what was planned", f"planned {expected}"], ["sent what was planned. With"])
           for zero, parts, sent, expected in ((3, 3, 22.5, "15.6"), (0, 3, 18.0, "6.00"), (2, 3, 6.0, "12.0"))],
@@ -208,6 +208,51 @@ def test_data_parallel():
          ["have different bits; their losses differ by at most 1.0e-07"], ["the same bits"]),
         ("skipped with one GPU", parts_parallel.data_parallel({"why": "this machine has one GPU"}, ABOUT),
          ["skipped: this machine has one GPU."], ["All"])])
+
+
+def tensor(plan=(), run=(), drift=0.0):
+    """The section for t = 1, 2, 4. plan: replaces numbers of a 7B's plan with t = 2, selective; run: of the run with
+    t = 4, full; drift: relative, of the last loss with t = 4."""
+    model, kept = {"layers": 32, "heads": 32, "channels": 4096}, {"none": 131216, "selective": 82048, "full": 8192}
+
+    def planned(t, mode):
+        return {"gpus": t, "recompute": mode, "per_token_layer": kept[mode] / t, "state": 8 * (100 + 300 / t),
+                "weights": {"wte.weight": 100, "h.%d.mlp.c_fc.weight": 300 / t}, "model": model, "seq_len": 2048}
+
+    def ran(t, mode, parts):    # 4 layers, 8 channels, 2 ** 18 tokens in FP32: 8.39 MB each tensor; 1 MB of gradients
+        link = parts * {"none": 40, "full": 49}[mode] * 8 * 2**20 * (t - 1) / t
+        return {"gpus": t, "recompute": mode, "parts": parts, "planned": 10**6, "total": 10**6, "as_planned": True,
+                "losses": [5.0, 4.0 * (1 + (drift if t == 4 else 0))], "tensor_bytes_sent": link,
+                "bytes_sent": link + 1e6, "sent": link + 1e6}
+    plans = [planned(t, mode) for mode in measure.MODES for t in measure.TENSOR]
+    runs = [*(ran(t, "none", 1) for t in measure.TENSOR), ran(2, "full", 3), ran(4, "full", 3)]
+    plans[4].update(plan)
+    runs[4].update(run)
+    return parts_parallel.tensor_parallel({"large": plans, "runs": runs, "tokens": 2**18, "precision": "fp32"}, ABOUT)
+
+
+def test_tensor_parallel():
+    agrees, full_4 = "The plan agrees with this.", "the first with --recompute full and 4 processes × 3 micro-batches: "
+    right = tensor()
+    check("tensor parallelism", [
+        ("memory, communication and losses agree", right,
+         ["Not split: wte.weight. These are 25 % of", "holds 25 % + 75 % / t", "All 5 runs allocated what was planned",
+          "All 4 runs sent what was planned", "so the curves coincide", "131 / 65.6 / 32.8 kB, flash",
+          "10.0 / 10.0 (measured, t = 2, 4)"], ["differs", "did not"]),
+        ("activations that are not split", tensor(plan={"per_token_layer": 82048}),
+         ["The plan differs with t = 2, --recompute selective: 82,048 bytes, by the formula 41,024"], []),
+        ("a model state that is not split", tensor(plan={"state": 3200}),
+         ["The plan differs with t = 2, --recompute selective: 3,200 bytes, by the formula 2,000"], []),
+        ("a tensor that is planned once too often", tensor(run={"tensor_bytes_sent": 3 * 50 * 6 * 2**20}),
+         ["The plan differs with t = 4, --recompute full: 943,718,400 bytes, by the formula 924,844,032"], []),
+        ("a tensor that is sent once too often", tensor(run={"sent": 1e6 + 3 * 50 * 6 * 2**20}),
+         ["1 of 4 runs did not send what was planned, " + full_4 + "945 MB, planned 926 MB"], []),
+        ("a byte that was not planned", tensor(run={"planned": 10**6 + 1}),
+         ["1 of 5 runs did not allocate what was planned, " + full_4 + "1,000,001 bytes, planned 1,000,000"], []),
+        ("losses that differ by more than rounding", tensor(drift=1e-3), ["the curves do not coincide"], []),
+        ("skipped with one GPU", parts_parallel.tensor_parallel({"why": "this machine has one GPU"}, ABOUT),
+         ["skipped: this machine has one GPU."], ["All"])])
+    expect_equal(" ".join(right.texts).count(agrees), 3, "tensor parallelism: three formulas agree")
 
 
 class Made(measure.Trainer):
