@@ -314,12 +314,12 @@ def why_alone(trainer, most, setup):
 
 def parallel_run(trainer, setup, steps, gpus, parts, **more):
     """Trains with several processes and `parts` micro-batches each. more: further options, which are also returned."""
-    options = {**setup, "total_batch": tokens_of(setup) * parts * (gpus // more.get("tensor_parallel", 1)),
-               "gpus": gpus, **more}
+    tokens = tokens_of(setup) * parts
+    options = {**setup, "total_batch": tokens * (gpus // more.get("tensor_parallel", 1)), "gpus": gpus, **more}
     figures, plan = trainer.train(steps, **options), trainer.plan(**options)
-    return {"gpus": gpus, "parts": parts, **more, "total": plan["bytes"]["total"],
+    return {"gpus": gpus, "parts": parts, "tokens": tokens, **more, "total": plan["bytes"]["total"],
             **{name: figures[name] for name in ("planned", "as_planned", "sent", "losses", "norms")},
-            **{name: plan[name] for name in ("bytes_sent", "tensor_bytes_sent")}}
+            **{name: plan[name] for name in ("bytes_sent", "tensor_bytes_sent", "precision")}}
 
 
 def data_parallel(trainer, size):
@@ -359,14 +359,13 @@ def tensor_parallel(trainer, size):
             for mode, parts, steps in (("none", 1, size.parallel_steps), ("full", SEVERAL, MIN_STEPS))
             for t in TENSOR if t <= most and (t > 1 or mode == "none")]
 
-    def large(t, mode):
+    def plan_of_7b(t, mode):
         plan = trainer.plan(model="7b", micro_batch=1, precision="bf16", gpu_memory=CARD, gpus=t, tensor_parallel=t,
                             recompute=mode)
-        weights = {row["name"]: row["bytes"] for row in plan["tensors"] if row["category"] == "weights"}
-        return {"gpus": t, "recompute": mode, "weights": weights, **activations_of(plan),
-                **{name: plan[name] for name in ("state", "model", "seq_len")}}
-    return {"runs": runs, "tokens": tokens_of(setup), "precision": trainer.plan(**setup)["precision"],
-            "large": [large(t, mode) for mode in MODES for t in TENSOR]}
+        return {**{name: plan[name] for name in ("gpus", "recompute", "state", "model", "seq_len")},
+                **activations_of(plan),
+                "weights": {row["name"]: row["bytes"] for row in plan["tensors"] if row["category"] == "weights"}}
+    return {"runs": runs, "plans": [plan_of_7b(t, mode) for mode in MODES for t in TENSOR]}
 
 
 # ---- formats of 16 and 8 bits

@@ -196,51 +196,39 @@ def kept_formula(plan):
 
 
 def korthikanti(plan):
-    """Returns the same by table 2 of Korthikanti et al. 2022 with naive attention and nothing recomputed: with sequence
-    parallelism, and without."""
+    """Returns the same by table 2 of Korthikanti et al. 2022, with naive attention and nothing recomputed: with
+    sequence parallelism, and without."""
     C, square, t = plan["model"]["channels"], 5 * plan["model"]["heads"] * plan["seq_len"], plan["gpus"]
     return (34 * C + square) / t, 10 * C + (24 * C + square) / t
 
 
-def link_formula(results, run, about):
+def link_formula(run):
     """Returns the bytes that a process sends to its tensor group per step: see group_sent_text()."""
-    layers, t = about["model"]["layers"], run["gpus"]
+    layers, t = run["model"]["layers"], run["gpus"]
     tensors = 10 * layers + (3 * (layers - 1) if run["recompute"] == "full" else 0)
-    numbers = run["parts"] * tensors * results["tokens"] * about["model"]["channels"]
-    return numbers * DTYPE_BYTES[results["precision"]] * (t - 1) / t
-
-
-def sent_in_group(run):
-    """Returns the bytes that a run sent, less those that are planned for gradients."""
-    return run["sent"] - (run["bytes_sent"] - run["tensor_bytes_sent"])
+    return run["tokens"] * run["model"]["channels"] * tensors * DTYPE_BYTES[run["precision"]] * (t - 1) / t
 
 
 def formula_text(plans, name, formula, tolerance=1e-9):
     """Returns a sentence that says whether the planned values follow the formula."""
-    wrong = [plan for plan in plans if abs(plan[name] / formula(plan) - 1) > tolerance]
+    wrong = [plan for plan in plans if abs(plan[name] - formula(plan)) > tolerance * formula(plan)]
     return "The plan agrees with this. " if not wrong else (
         f"The plan differs with t = {wrong[0]['gpus']}, --recompute {wrong[0]['recompute']}: {wrong[0][name]:,.0f} "
         f"bytes, by the formula {formula(wrong[0]):,.0f}. ")
 
 
-def tensor_figure(results, several, about):
+def tensor_figure(plans, none, several):
     figure, axes = panels(1, 3, 4.2, 12)
-    marked = [plan for plan in results["large"] if plan["recompute"] == "none"]
-    for axis, bars, values, marks, title in (
-            (axes[0], results["large"], [plan["per_token_layer"] / 1e3 for plan in results["large"]],
-             [34 * plan["model"]["channels"] / plan["gpus"] / 1e3 for plan in marked],
-             "kB kept per token and layer, 7B, BF16"),
-            (axes[1], several, [sent_in_group(run) / run["parts"] / 1e6 for run in several],
-             [link_formula(results, run, about) / run["parts"] / 1e6 for run in several],
-             "MB sent per micro-batch in a tensor group")):
-        axis.bar(range(len(bars)), values, 0.7, color=[MODE_COLORS[bar["recompute"]] for bar in bars])
-        for x, mark in enumerate(marks):
-            chapter_mark(axis, x, mark, 0.4)
+    for axis, bars, name, formula, title in (
+            (axes[0], plans, "per_token_layer", kept_formula, "Bytes kept per token and layer, 7B, BF16"),
+            (axes[1], several, "sent_in_group", link_formula, "Bytes sent in the tensor group per step")):
+        for x, bar in enumerate(bars):
+            axis.bar(x, bar[name], 0.7, color=MODE_COLORS[bar["recompute"]])
+            chapter_mark(axis, x, formula(bar), 0.4)
         named_ticks(axis, [f"t = {bar['gpus']}" for bar in bars], fontsize=7.5)
         axis.set(title=title)
-    loss_curves(axes[2], {f"t = {run['gpus']}": run["losses"] for run in results["runs"]
-                          if run["recompute"] == "none"}, "Losses")
-    legend_below(figure, [*entries(MODE_COLORS), chapter_entry("left: 34 C / t; middle: formula")])
+    loss_curves(axes[2], {f"t = {run['gpus']}": run["losses"] for run in none}, "Losses")
+    legend_below(figure, [*entries(MODE_COLORS), chapter_entry("formula")])
     return figure
 
 
@@ -250,8 +238,8 @@ def group_memory_text(plans, runs):
     part = sum(first[name] for name in whole) / sum(first.values())
     return [("The processes of a tensor group share each micro-batch. Each has 1/t of the heads and of the MLP's "
              "hidden layer and, with sequence parallelism, 1/t of the rows of everything else. In BF16 a layer keeps "
-             "(32 C + 16 + 4 NH) / t bytes per token, with selective recomputation (20 C + 4 NH) / t, with full 2 C / t. "
-             + formula_text(plans, "per_token_layer", kept_formula)
+             "(32 C + 16 + 4 NH) / t bytes per token; (20 C + 4 NH) / t with selective, 2 C / t with full "
+             "recomputation. " + formula_text(plans, "per_token_layer", kept_formula)
              + "Korthikanti et al. have (34 C + 5 NH T) / t, and 10 C + (24 C + 5 NH T) / t without sequence "
              "parallelism. 2 C are dropout masks, which this model does not have. 5 NH T are T × T tensors, for which "
              "flash attention keeps 4 bytes per head. 16 bytes are statistics of two LayerNorms."),
@@ -261,12 +249,11 @@ def group_memory_text(plans, runs):
              + allocated_text(runs))]
 
 
-def group_sent_text(results, several, about):
+def group_sent_text(several):
     return ("Forward gathers the rows of two LayerNorms per layer and sums two outputs (all-gather, reduce-scatter); "
             "backward does the reverse. These are 8 tensors of N C numbers, each sent (t - 1) / t times. Backward also "
             "gathers both LayerNorms again for gradients of weights, which makes 10; with full recomputation 13, but "
-            "not in the last layer. "
-            + formula_text(several, "tensor_bytes_sent", lambda run: link_formula(results, run, about))
+            "not in the last layer. " + formula_text(several, "tensor_bytes_sent", link_formula)
             + (sent_differently(several) or f"All {len(several)} runs sent what was planned, including gradients of "
                "what is not split."))
 
@@ -275,18 +262,17 @@ def tensor_parallel(results, about):
     title = "Tensor parallelism"
     if "why" in results:
         return left_out(title, results["why"] + ". On GPUs it needs NCCL and more than one GPU")
-    plans, runs = results["large"], results["runs"]
+    plans, runs = results["plans"], [{**run, "model": about["model"]} for run in results["runs"]]
     none, several = ([run for run in runs if run["recompute"] == "none"], [run for run in runs if run["gpus"] > 1])
-    numbers, difference = ", ".join(str(run["gpus"]) for run in none), largest_difference(none[1:], none[0])
-    tensors = [10 * sent_in_group(run) / link_formula(results, run, about) for run in none[1:]]
-    shown = [plan for plan in plans if plan["recompute"] == "none"]
+    for run in several:     # less the planned bytes of gradients
+        run["sent_in_group"] = run["sent"] - (run["bytes_sent"] - run["tensor_bytes_sent"])
+    difference = largest_difference(none[1:], none[0])
     return Section(
-        title, [*group_memory_text(plans, runs), group_sent_text(results, several, about),
-                f"The losses of t = {numbers} on the same {len(none[0]['losses'])} batches differ by "
-                + coincide_text(difference, results["precision"])],
-        tensor_figure(results, several, about),
-        "Left: planned; dashed: Korthikanti et al. without T × T tensors. The others: measured on "
-        + ("GPUs" if about["gpu"] else "one CPU") + "; dashed: the formula.",
+        title, [*group_memory_text(plans, runs), group_sent_text(several),
+                f"The losses of different t on the same {len(none[0]['losses'])} batches differ by "
+                + coincide_text(difference, none[0]["precision"])],
+        tensor_figure(plans, none, several),
+        "Left: planned. The others: measured on " + ("GPUs" if about["gpu"] else "one CPU") + ". Dashed: formulas.",
         html_table(["7B", "recompute", "kept bytes per token and layer", "formula", "Korthikanti, nothing recomputed",
                     "without sequence parallelism", "model state"],
                    [[f"t = {plan['gpus']}", plan["recompute"],
@@ -296,10 +282,11 @@ def tensor_parallel(results, about):
                       "planned in the group MB", "formula MB"],
                      [[f"t = {run['gpus']}", run["recompute"], run["parts"], size(run["planned"]),
                        *[f"{b / 1e6:,.1f}" for b in (run["sent"], run["bytes_sent"], run["tensor_bytes_sent"],
-                                                     link_formula(results, run, about))]] for run in several]),
-        [(f"Activations per token and layer of a 7B, t = {' / '.join(str(plan['gpus']) for plan in shown)}",
-          " / ".join(number(korthikanti(plan)[0] / 1e3) for plan in shown) + " kB, naive attention (Korthikanti)",
-          " / ".join(number(plan["per_token_layer"] / 1e3) for plan in shown) + " kB, flash attention (planned)"),
+                                                     link_formula(run))]] for run in several]),
+        [("Activations per token and layer of a 7B, t = 1 / 2 / 4",
+          " / ".join(number(korthikanti(plan)[0] / 1e3) for plan in plans[:3]) + " kB, naive attention (Korthikanti)",
+          " / ".join(number(plan["per_token_layer"] / 1e3) for plan in plans[:3]) + " kB, flash attention (planned)"),
          ("Tensors of N C numbers that a layer sends, times (t - 1) / t", "8",
-          " / ".join(f"{each:.1f}" for each in tensors) + f" (measured, t = {numbers.partition(', ')[2]})"),
-         (f"The same batch with t = {numbers}", "the same result", f"losses within {difference:.0e} (measured)")])
+          " / ".join(f"{10 * run['sent_in_group'] / link_formula(run):.1f}" for run in none[1:]) + " (measured)"),
+         (f"The same batch with t = {', '.join(str(run['gpus']) for run in none)}", "the same result",
+          f"losses within {difference:.0e} (measured)")])
