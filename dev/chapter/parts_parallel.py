@@ -219,12 +219,13 @@ def formula_text(plans, name, formula, tolerance=1e-9):
 
 def tensor_figure(plans, none, several):
     figure, axes = panels(1, 3, 4.2, 12)
-    for axis, bars, name, formula, title in (
-            (axes[0], plans, "per_token_layer", kept_formula, "Bytes kept per token and layer, 7B, BF16"),
-            (axes[1], several, "sent_in_group", link_formula, "Bytes sent in the tensor group per step")):
+    for axis, bars, name, formula, unit, title in (
+            (axes[0], plans, "per_token_layer", kept_formula, 1e3, "kB kept per token and layer, 7B, BF16"),
+            (axes[1], several, "sent_in_group", link_formula, 1e6, "MB sent per micro-batch in the tensor group")):
         for x, bar in enumerate(bars):
-            axis.bar(x, bar[name], 0.7, color=MODE_COLORS[bar["recompute"]])
-            chapter_mark(axis, x, formula(bar), 0.4)
+            scale = unit * bar.get("parts", 1)
+            axis.bar(x, bar[name] / scale, 0.7, color=MODE_COLORS[bar["recompute"]])
+            chapter_mark(axis, x, formula(bar) / scale, 0.4)
         named_ticks(axis, [f"t = {bar['gpus']}" for bar in bars], fontsize=7.5)
         axis.set(title=title)
     loss_curves(axes[2], {f"t = {run['gpus']}": run["losses"] for run in none}, "Losses")

@@ -249,6 +249,8 @@ def test_tensor_parallel():
         ("a byte that was not planned", tensor(run={"planned": 10**6 + 1}),
          ["1 of 5 runs did not allocate what was planned" + first + "1,000,001 bytes, planned 1,000,000"], []),
         ("losses that differ by more than rounding", tensor(drift=1e-3), ["the curves do not coincide"], [])])
+    plan = {"gpus": 2, "model": {"heads": 32, "channels": 4096}, "seq_len": 2048}
+    expect_equal(parts_parallel.korthikanti(plan), (233472, 253952), "Korthikanti's formula for a 7B with t = 2")
 
 
 class Made(measure.Trainer):
