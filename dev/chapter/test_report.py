@@ -238,16 +238,14 @@ def test_tensor_parallel():
          ["Not split: wte.weight. These are 25 % of", "holds 25 % + 75 % / t", "All 5 runs allocated what was planned",
           "All 4 runs sent what was planned", "so the curves coincide", "131 / 65.6 / 32.8 kB, flash",
           "10.0 / 10.0 (measured)"], ["The plan differs", "did not"]),
-        ("activations that are not split", tensor(plan={"per_token_layer": 82048}),
-         [plan + "82,048 bytes, by the formula 41,024"], []),
-        ("a model state that is not split", tensor(plan={"state": 3200}),
-         [plan + "3,200 bytes, by the formula 2,000"], []),
-        ("a tensor that is planned once too often", tensor(run={"tensor_bytes_sent": surplus}),
-         ["with t = 4, --recompute full: 943,718,400 bytes, by the formula 924,844,032"], []),
+        ("activations and a model state that are not split", tensor(plan={"per_token_layer": 82048, "state": 3200}),
+         [plan + "82,048 bytes, by the formula 41,024", plan + "3,200 bytes, by the formula 2,000"], []),
+        ("a tensor that is planned once too often, and a byte that was not planned",
+         tensor(run={"tensor_bytes_sent": surplus, "planned": 10**6 + 1}),
+         ["with t = 4, --recompute full: 943,718,400 bytes, by the formula 924,844,032",
+          "1 of 5 runs did not allocate what was planned" + first + "1,000,001 bytes, planned 1,000,000"], []),
         ("a tensor that is sent once too often", tensor(run={"sent": surplus + 1e6}),
          ["1 of 4 runs did not send what was planned" + first + "945 MB, planned 926 MB"], []),
-        ("a byte that was not planned", tensor(run={"planned": 10**6 + 1}),
-         ["1 of 5 runs did not allocate what was planned" + first + "1,000,001 bytes, planned 1,000,000"], []),
         ("losses that differ by more than rounding", tensor(drift=1e-3), ["the curves do not coincide"], [])])
     plan = {"gpus": 2, "model": {"heads": 32, "channels": 4096}, "seq_len": 2048}
     expect_equal(parts_parallel.korthikanti(plan), (233472, 253952), "Korthikanti's formula for a 7B with t = 2")
