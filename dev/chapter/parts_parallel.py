@@ -237,10 +237,10 @@ def group_memory_text(plans, runs):
     first, other = plans[0]["weights"], plans[1]["weights"]
     whole = [name for name in first if first[name] == other[name]]
     part = sum(first[name] for name in whole) / sum(first.values())
-    return [("The processes of a tensor group share each micro-batch. Each has 1/t of the heads and of the MLP's "
-             "hidden layer and, with sequence parallelism, 1/t of the rows of everything else. In BF16 a layer keeps "
-             "(32 C + 16 + 4 NH) / t bytes per token; (20 C + 4 NH) / t with selective, 2 C / t with full "
-             "recomputation. " + formula_text(plans, "per_token_layer", kept_formula)
+    return [("The t processes of a tensor group share each micro-batch of N tokens. Each has 1/t of the NH heads and "
+             "of the MLP's hidden layer and, with sequence parallelism, 1/t of the rows of everything else. In BF16 a "
+             "layer with C channels keeps (32 C + 16 + 4 NH) / t bytes per token; (20 C + 4 NH) / t with selective, "
+             "2 C / t with full recomputation. " + formula_text(plans, "per_token_layer", kept_formula)
              + "Korthikanti et al. have (34 C + 5 NH T) / t, and 10 C + (24 C + 5 NH T) / t without sequence "
              "parallelism. 2 C are dropout masks, which this model does not have. 5 NH T are T × T tensors, for which "
              "flash attention keeps 4 bytes per head. 16 bytes are statistics of two LayerNorms."),
@@ -287,7 +287,7 @@ def tensor_parallel(results, about):
         [("Activations per token and layer of a 7B, t = 1 / 2 / 4",
           " / ".join(number(korthikanti(plan)[0] / 1e3) for plan in plans[:3]) + " kB, naive attention (Korthikanti)",
           " / ".join(number(plan["per_token_layer"] / 1e3) for plan in plans[:3]) + " kB, flash attention (planned)"),
-         ("Tensors of N C numbers that a layer sends, times (t - 1) / t", "8",
+         ("Tensors of N C numbers that a layer sends, times (t - 1) / t", "8 (all-gathers, reduce-scatters)",
           " / ".join(f"{10 * run['sent_in_group'] / link_formula(run):.1f}" for run in none[1:]) + " (measured)"),
          (f"The same batch with t = {', '.join(str(run['gpus']) for run in none)}", "the same result",
           f"losses within {difference:.0e} (measured)")])
