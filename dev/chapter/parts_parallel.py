@@ -288,6 +288,6 @@ def tensor_parallel(results, about):
           " / ".join(number(korthikanti(plan)[0] / 1e3) for plan in plans[:3]) + " kB, naive attention (Korthikanti)",
           " / ".join(number(plan["per_token_layer"] / 1e3) for plan in plans[:3]) + " kB, flash attention (planned)"),
          ("Tensors of N C numbers that a layer sends, times (t - 1) / t", "8 (all-gathers, reduce-scatters)",
-          " / ".join(f"{10 * run['sent_in_group'] / link_formula(run):.1f}" for run in none[1:]) + " (measured)"),
+          " / ".join(f"{10 * run['sent_in_group'] / link_formula(run):.0f}" for run in none[1:]) + " (measured)"),
          (f"The same batch with t = {', '.join(str(run['gpus']) for run in none)}", "the same result",
           f"losses within {difference:.0e} (measured)")])

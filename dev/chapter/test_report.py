@@ -237,7 +237,7 @@ def test_tensor_parallel():
         ("memory, communication and losses agree", tensor(),
          ["Not split: wte.weight. These are 25 % of", "holds 25 % + 75 % / t", "All 5 runs allocated what was planned",
           "All 4 runs sent what was planned", "so the curves coincide", "131 / 65.6 / 32.8 kB, flash",
-          "10.0 / 10.0 (measured)"], ["The plan differs", "did not"]),
+          "10 / 10 (measured)"], ["The plan differs", "did not"]),
         ("activations and a model state that are not split", tensor(plan={"per_token_layer": 82048, "state": 3200}),
          [plan + "82,048 bytes, by the formula 41,024", plan + "3,200 bytes, by the formula 2,000"], []),
         ("a tensor that is planned once too often, and a byte that was not planned",
