@@ -290,6 +290,7 @@ STAGES = [0, 1, 2, 3]           # of ZeRO
 SEVERAL = 3                     # micro-batches of each process, to measure communication with accumulation
 ZERO_PAPER = {"layers": 36, "channels": 4096, "heads": 32}  # 7.5 billion parameters, as in that paper's figure 1
 ZERO_PAPER_GPUS = 64
+TENSOR = [1, 2, 4]              # processes of a tensor group
 
 
 def gpu_count():
@@ -311,6 +312,16 @@ def why_alone(trainer, most, setup):
     return None
 
 
+def parallel_run(trainer, setup, steps, gpus, parts, **more):
+    """Trains with several processes and `parts` micro-batches each. more: further options, which are also returned."""
+    tokens = tokens_of(setup) * parts
+    options = {**setup, "total_batch": tokens * (gpus // more.get("tensor_parallel", 1)), "gpus": gpus, **more}
+    figures, plan = trainer.train(steps, **options), trainer.plan(**options)
+    return {"gpus": gpus, "parts": parts, "tokens": tokens, **more, "total": plan["bytes"]["total"],
+            **{name: figures[name] for name in ("planned", "as_planned", "sent", "losses", "norms")},
+            **{name: plan[name] for name in ("bytes_sent", "tensor_bytes_sent", "precision")}}
+
+
 def data_parallel(trainer, size):
     """Several processes that share one step's batch: memory, communication, losses."""
     most = gpu_count() if trainer.gpu else 4
@@ -321,11 +332,7 @@ def data_parallel(trainer, size):
     numbers = sorted({1, 2, most})
 
     def run(gpus, zero, parts, steps):
-        options = {**setup, "total_batch": tokens_of(setup) * gpus * parts, "gpus": gpus, "zero": zero}
-        figures = trainer.train(steps, **options)
-        kept = ("planned", "as_planned", "sent", "losses", "norms")
-        return {"gpus": gpus, "zero": zero, "parts": parts, **{name: figures[name] for name in kept},
-                "bytes_sent": trainer.plan(**options)["bytes_sent"]}
+        return parallel_run(trainer, setup, steps, gpus, parts, zero=zero)
 
     plans = [{"gpus": gpus, "zero": zero, "bytes": trainer.plan(**setup, gpus=gpus, zero=zero)["bytes"]}
              for zero in STAGES for gpus in numbers]
@@ -339,6 +346,26 @@ def data_parallel(trainer, size):
     return {"numbers": numbers, "plans": plans, "runs": runs, "splits": splits,
             "parameters": plan["parameters"], "precision": plan["precision"], "grad_dtype": plan["grad_dtype"],
             "paper": {"parameters": paper[0]["parameters"], "bytes": [each["bytes"] for each in paper]}}
+
+
+def tensor_parallel(trainer, size):
+    """Several processes that share each micro-batch: memory, communication, losses."""
+    most = gpu_count() if trainer.gpu else max(TENSOR)
+    setup = setup_of(size, **{**size.parallel, "micro_batch": 4})
+    why = why_alone(trainer, most, {**setup, "tensor_parallel": 2})
+    if why:
+        return {"why": why}
+    runs = [parallel_run(trainer, setup, steps, t, parts, tensor_parallel=t, recompute=mode)
+            for mode, parts, steps in (("none", 1, size.parallel_steps), ("full", SEVERAL, MIN_STEPS))
+            for t in TENSOR if t <= most and (t > 1 or mode == "none")]
+
+    def plan_of_7b(t, mode):
+        plan = trainer.plan(model="7b", micro_batch=1, precision="bf16", gpu_memory=CARD, gpus=t, tensor_parallel=t,
+                            recompute=mode)
+        return {**{name: plan[name] for name in ("gpus", "recompute", "state", "model", "seq_len")},
+                **activations_of(plan),
+                "weights": {row["name"]: row["bytes"] for row in plan["tensors"] if row["category"] == "weights"}}
+    return {"runs": runs, "plans": [plan_of_7b(t, mode) for mode in MODES for t in TENSOR]}
 
 
 # ---- formats of 16 and 8 bits
@@ -456,8 +483,8 @@ def fp8_quality(trainer, size):
 
 # ---- all parts
 
-SECTIONS = [state, activations, timeline, recomputation, accumulation, data_parallel, formats, failures,
-            fp8_quality]
+SECTIONS = [state, activations, timeline, recomputation, accumulation, data_parallel, tensor_parallel,
+            formats, failures, fp8_quality]
 
 
 def measure(program, quick, programs):

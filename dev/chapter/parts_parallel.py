@@ -1,7 +1,7 @@
-"""The part of the report about data parallelism and ZeRO."""
-from figures import (BLUE, CATEGORIES, Section, category_entries, chapter_entry, chapter_mark, entry,
-                     html_table, left_out, legend_below, loss_curves, named_ticks, number, panels, percent, share, size,
-                     stack)
+"""The parts of the report about data parallelism with ZeRO and about tensor parallelism."""
+from figures import (BLUE, CATEGORIES, MODE_COLORS, Section, category_entries, chapter_entry, chapter_mark, entries,
+                     entry, html_table, left_out, legend_below, loss_curves, named_ticks, number, panels, percent,
+                     share, size, stack)
 from measure import STAGES, ZERO_PAPER_GPUS
 from parts_single import state_of
 
@@ -26,6 +26,34 @@ def sent_as_planned(run):
     """Returns whether a run sent the planned bytes, up to the printed digits and the small sums of losses and norms."""
     last_digit = 1e7 if run["bytes_sent"] >= 1e9 else 1e5
     return abs(run["sent"] - run["bytes_sent"]) <= last_digit / 2 + 0.01 * run["bytes_sent"]
+
+
+def unlike_plan(runs, wrong, action, values):
+    """Returns a sentence about the runs that did not do what was planned."""
+    run = wrong[0]
+    kind = f"ZeRO {run['zero']}" if "zero" in run else f"--recompute {run['recompute']}"
+    return (f"{len(wrong)} of {len(runs)} runs did not {action} what was planned, the first with {kind} and "
+            f"{run['gpus']} processes × {run['parts']} micro-batches: {values(run)}.")
+
+
+def allocated_text(runs):
+    wrong = [run for run in runs if not run["as_planned"] or run["planned"] != run["total"]]
+    return (unlike_plan(runs, wrong, "allocate", lambda run: f"{run['planned']:,} bytes, planned {run['total']:,}")
+            if wrong else f"All {len(runs)} runs allocated what was planned, to the byte.")
+
+
+def sent_differently(runs):
+    """Returns a sentence about the runs that did not send what was planned, or nothing."""
+    wrong = [run for run in runs if not sent_as_planned(run)]
+    return wrong and unlike_plan(runs, wrong, "send",
+                                 lambda run: f"{size(run['sent'])}, planned {size(run['bytes_sent'])}")
+
+
+def coincide_text(difference, precision):
+    limit = ONE_CURVE[precision]
+    return (f"at most {difference:.1e} (relative)"
+            + (", so the curves coincide." if difference <= limit else
+               f". This is more than the {limit:.0e} that rounding explains: the curves do not coincide."))
 
 
 def largest_difference(runs, reference):
@@ -75,20 +103,12 @@ def parallel_figure(results, shown):
 
 def memory_text(results):
     most, plans = results["numbers"][-1], {(p["gpus"], p["zero"]): p["bytes"] for p in results["plans"]}
-    runs = results["runs"] + results["splits"]
     text = ("Each process has its own micro-batches. The gradients of all processes are summed before the update. "
             "With ZeRO 0 each process holds the whole state, "
             f"{size(plans[most, 0]['total'])} in all. ZeRO 1 shards optimizer states and master weights, ZeRO 2 also "
             f"gradients, ZeRO 3 also weights: with {most} processes "
-            + ", ".join(size(plans[most, zero]["total"]) for zero in STAGES[1:]) + " each. ")
-    wrong = [(run, plans[run["gpus"], run["zero"]]["total"]) for run in runs
-             if not run["as_planned"] or run["planned"] != plans[run["gpus"], run["zero"]]["total"]]
-    if wrong:
-        run, total = wrong[0]
-        text += (f"{len(wrong)} of {len(runs)} runs did not allocate what was planned, the first with ZeRO "
-                 f"{run['zero']} and {run['gpus']} processes: {run['planned']:,} bytes, planned {total:,}.")
-    else:
-        text += f"All {len(runs)} runs allocated what was planned, to the byte."
+            + ", ".join(size(plans[most, zero]["total"]) for zero in STAGES[1:]) + " each. "
+            + allocated_text(results["runs"] + results["splits"]))
     buffers, whole = plans[most, 3]["buffers"], plans[most, 0]["weights"] + plans[most, 0]["gradients"]
     text += (" Stages 2 and 3 need buffers for the embeddings and a few whole layers: "
              f"{size(buffers)} with ZeRO 3, {percent(buffers / whole)} of all weights and gradients of this model. "
@@ -108,18 +128,15 @@ def paper_text(paper):
 
 def sent_text(results):
     runs = results["runs"]
-    wrong = [run for run in runs if not sent_as_planned(run)]
     text = ("Per parameter, each process sends (R - 1) / R times the following in a step, in a ring of R processes: 2 "
             "numbers with ZeRO 0 (an all-reduce), 1 + 1 with ZeRO 1 (reduce-scatter, all-gather). With k micro-batches "
             "it is k + 1 with ZeRO 2, which reduces gradients after each micro-batch, and 3 k with ZeRO 3, which "
             "gathers weights in forward and again in backward. ")
     if results["grad_dtype"] != results["precision"]:
         text += f"Gradients are {results['grad_dtype'].upper()} here, weights {results['precision'].upper()}. "
-    if wrong:
-        run = wrong[0]
-        return text + (f"{len(wrong)} of {len(runs)} runs did not send what was planned, the first with ZeRO "
-                       f"{run['zero']} and {run['gpus']} processes × {run['parts']} micro-batches: "
-                       f"{size(run['sent'])}, planned {size(run['bytes_sent'])}.")
+    different = sent_differently(runs)
+    if different:
+        return text + different
     saved = [1 - run["bytes_sent"] / ring_bytes(results, run) for run in runs if run["zero"] == 3]
     return text + (f"All {len(runs)} runs sent what was planned. With ZeRO 3 this is {share(min(saved))} to "
                    f"{share(max(saved))} less than the formula: layers that are still in the buffers at the turn from "
@@ -127,12 +144,9 @@ def sent_text(results):
 
 
 def loss_text(results, difference):
-    splits, limit = results["splits"], ONE_CURVE[results["precision"]]
     text = (f"One process with accumulation and {' and '.join(str(n) for n in results['numbers'][1:])} processes train "
-            f"on the same {len(splits[0]['losses'])} batches. Their losses differ by at most {difference:.1e} "
-            "(relative)")
-    text += (", so the curves coincide." if difference <= limit else
-             f". This is more than the {limit:.0e} that rounding explains: the curves do not coincide.")
+            f"on the same {len(results['splits'][0]['losses'])} batches. Their losses differ by "
+            + coincide_text(difference, results["precision"]))
     for gpus in results["numbers"][1:]:
         runs = [run for run in results["runs"] if run["gpus"] == gpus and run["parts"] == 1]
         equal = all(run["losses"] == runs[0]["losses"] and run["norms"] == runs[0]["norms"] for run in runs)
@@ -169,4 +183,111 @@ def data_parallel(results, about):
           " / ".join(f"{sent[zero] / sent[0]:.2f}" for zero in STAGES[1:])
           + f" (measured, {about['model']['layers']} layers)"),
          (f"The same batch on {', '.join(str(n) for n in numbers)} processes", "the same result",
+          f"losses within {difference:.0e} (measured)")])
+
+
+# ---- tensor parallelism
+
+def kept_formula(plan):
+    """Returns the bytes per token that a layer keeps in 16 bits with flash attention."""
+    C, heads = plan["model"]["channels"], plan["model"]["heads"]
+    kept = {"none": 32 * C + 16 + 4 * heads, "selective": 20 * C + 4 * heads, "full": 2 * C}
+    return kept[plan["recompute"]] / plan["gpus"]
+
+
+def korthikanti(plan):
+    """Returns the same by table 2 of Korthikanti et al. 2022, with naive attention and nothing recomputed: with
+    sequence parallelism, and without."""
+    C, square, t = plan["model"]["channels"], 5 * plan["model"]["heads"] * plan["seq_len"], plan["gpus"]
+    return (34 * C + square) / t, 10 * C + (24 * C + square) / t
+
+
+def link_formula(run):
+    """Returns the bytes that a process sends to its tensor group per step: see group_sent_text()."""
+    layers, t = run["model"]["layers"], run["gpus"]
+    tensors = 10 * layers + (3 * (layers - 1) if run["recompute"] == "full" else 0)
+    return run["tokens"] * run["model"]["channels"] * tensors * DTYPE_BYTES[run["precision"]] * (t - 1) / t
+
+
+def formula_text(plans, name, formula, tolerance=1e-9):
+    """Returns a sentence that says whether the planned values follow the formula."""
+    wrong = [plan for plan in plans if abs(plan[name] - formula(plan)) > tolerance * formula(plan)]
+    return "The plan agrees with this. " if not wrong else (
+        f"The plan differs with t = {wrong[0]['gpus']}, --recompute {wrong[0]['recompute']}: {wrong[0][name]:,.0f} "
+        f"bytes, by the formula {formula(wrong[0]):,.0f}. ")
+
+
+def tensor_figure(plans, none, several):
+    figure, axes = panels(1, 3, 4.2, 12)
+    for axis, bars, name, formula, unit, title in (
+            (axes[0], plans, "per_token_layer", kept_formula, 1e3, "kB kept per token and layer, 7B, BF16"),
+            (axes[1], several, "sent_in_group", link_formula, 1e6, "MB sent per micro-batch in the tensor group")):
+        for x, bar in enumerate(bars):
+            scale = unit * bar.get("parts", 1)
+            axis.bar(x, bar[name] / scale, 0.7, color=MODE_COLORS[bar["recompute"]])
+            chapter_mark(axis, x, formula(bar) / scale, 0.4)
+        named_ticks(axis, [f"t = {bar['gpus']}" for bar in bars], fontsize=7.5)
+        axis.set(title=title)
+    loss_curves(axes[2], {f"t = {run['gpus']}": run["losses"] for run in none}, "Losses")
+    legend_below(figure, [*entries(MODE_COLORS), chapter_entry("formula")])
+    return figure
+
+
+def group_memory_text(plans, runs):
+    first, other = plans[0]["weights"], plans[1]["weights"]
+    whole = [name for name in first if first[name] == other[name]]
+    part = sum(first[name] for name in whole) / sum(first.values())
+    return [("The t processes of a tensor group share each micro-batch of N tokens. Each has 1/t of the NH heads and "
+             "of the MLP's hidden layer and, with sequence parallelism, 1/t of the rows of everything else. In BF16 a "
+             "layer with C channels keeps (32 C + 16 + 4 NH) / t bytes per token; (20 C + 4 NH) / t with selective, "
+             "2 C / t with full recomputation. " + formula_text(plans, "per_token_layer", kept_formula)
+             + "Korthikanti et al. have (34 C + 5 NH T) / t, and 10 C + (24 C + 5 NH T) / t without sequence "
+             "parallelism. 2 C are dropout masks, which this model does not have. 5 NH T are T × T tensors, for which "
+             "flash attention keeps 4 bytes per head. 16 bytes are statistics of two LayerNorms."),
+            (f"Not split: {', '.join(name.removeprefix('h.%d.') for name in whole)}. These are {share(part)} of the 7B "
+             f"model's weights, so each GPU holds {share(part)} + {share(1 - part)} / t of the model state. "
+             + formula_text(plans, "state", lambda plan: plans[0]["state"] * (part + (1 - part) / plan["gpus"]), 1e-3)
+             + allocated_text(runs))]
+
+
+def group_sent_text(several):
+    return ("Forward gathers the rows of two LayerNorms per layer and sums two outputs (all-gather, reduce-scatter); "
+            "backward does the reverse. These are 8 tensors of N C numbers, each sent (t - 1) / t times. Backward also "
+            "gathers both LayerNorms again for gradients of weights, which makes 10; with full recomputation 13, but "
+            "not in the last layer. " + formula_text(several, "tensor_bytes_sent", link_formula)
+            + (sent_differently(several) or f"All {len(several)} runs sent what was planned, including gradients of "
+               "what is not split."))
+
+
+def tensor_parallel(results, about):
+    title = "Tensor parallelism"
+    if "why" in results:
+        return left_out(title, results["why"] + ". On GPUs it needs NCCL and more than one GPU")
+    plans, runs = results["plans"], [{**run, "model": about["model"]} for run in results["runs"]]
+    none, several = ([run for run in runs if run["recompute"] == "none"], [run for run in runs if run["gpus"] > 1])
+    for run in several:     # less the planned bytes of gradients
+        run["sent_in_group"] = run["sent"] - (run["bytes_sent"] - run["tensor_bytes_sent"])
+    difference = largest_difference(none[1:], none[0])
+    return Section(
+        title, [*group_memory_text(plans, runs), group_sent_text(several),
+                f"The losses of different t on the same {len(none[0]['losses'])} batches differ by "
+                + coincide_text(difference, none[0]["precision"])],
+        tensor_figure(plans, none, several),
+        "Left: planned. The others: measured on " + ("GPUs" if about["gpu"] else "one CPU") + ". Dashed: formulas.",
+        html_table(["7B", "recompute", "kept bytes per token and layer", "formula", "Korthikanti, nothing recomputed",
+                    "without sequence parallelism", "model state"],
+                   [[f"t = {plan['gpus']}", plan["recompute"],
+                     *[f"{b:,.0f}" for b in (plan["per_token_layer"], kept_formula(plan), *korthikanti(plan))],
+                     size(plan["state"])] for plan in plans])
+        + html_table(["measured", "recompute", "micro-batches", "memory per process", "sent MB", "planned MB",
+                      "planned in the group MB", "formula MB"],
+                     [[f"t = {run['gpus']}", run["recompute"], run["parts"], size(run["planned"]),
+                       *[f"{b / 1e6:,.1f}" for b in (run["sent"] or 0, run["bytes_sent"], run["tensor_bytes_sent"],
+                                                     link_formula(run))]] for run in runs]),
+        [("Activations per token and layer of a 7B, t = 1 / 2 / 4",
+          " / ".join(number(korthikanti(plan)[0] / 1e3) for plan in plans[:3]) + " kB, naive attention (Korthikanti)",
+          " / ".join(number(plan["per_token_layer"] / 1e3) for plan in plans[:3]) + " kB, flash attention (planned)"),
+         ("Tensors of N C numbers that a layer sends, times (t - 1) / t", "8 (all-gathers, reduce-scatters)",
+          " / ".join(f"{10 * run['sent_in_group'] / link_formula(run):.0f}" for run in none[1:]) + " (measured)"),
+         (f"The same batch with t = {', '.join(str(run['gpus']) for run in none)}", "the same result",
           f"losses within {difference:.0e} (measured)")])

@@ -30,9 +30,9 @@ PAGE = """<!DOCTYPE html>
 <h1>The single-GPU chapter, on this machine</h1>
 <p class=facts>{facts}</p>
 <p>This page compares statements of the <a href="{playbook}">Ultra-Scale Playbook</a> with what <code>./train_gpt</code>
-does here: training on one GPU, then data parallelism and formats of 16 and 8 bits. <em>Planned</em> values come from
-<code>./train_gpt plan</code>, which computes exactly what a run allocates. <em>Measured</em> values come from runs on
-the device above. In every figure a red dashed line shows the chapter's value.</p>
+does here: training on one GPU, then data and tensor parallelism and formats of 16 and 8 bits. <em>Planned</em> values
+come from <code>./train_gpt plan</code>, which computes exactly what a run allocates. <em>Measured</em> values come
+from runs on the device above. In every figure a red dashed line shows the chapter's value.</p>
 <nav><ol>{contents}</ol></nav>
 <h2 id=summary>Summary</h2>
 <div class="summary">{summary}</div>
@@ -43,7 +43,8 @@ PLAYBOOK = "https://huggingface.co/spaces/nanotron/ultrascale-playbook"
 SOURCES = {     # the chapter's section for each part; its address is the title in lower case
     "state": "Memory usage in Transformers", "activations": "Activations memory",
     "timeline": "Profiling the memory usage", "recomputation": "Activation recomputation",
-    "accumulation": "Gradient accumulation", "data_parallel": "Data parallelism", "formats": "Mixed precision training",
+    "accumulation": "Gradient accumulation", "data_parallel": "Data parallelism",
+    "tensor_parallel": "Tensor parallelism", "formats": "Mixed precision training",
     "failures": "FP16 and BF16 training", "fp8_quality": "FP8 pretraining"}
 
 
