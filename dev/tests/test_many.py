@@ -41,6 +41,7 @@ TRAIN = ["train", *MODEL, *DATA, "--micro-batch", 2, "--warmup", 1, "--lr", 1e-3
 ONE_STEP = [*TRAIN, "--steps", 1]
 CHECKPOINT = ["--checkpoint-every", 100]    # only one, at the end
 MICRO = 2 * 24      # tokens in a micro-batch
+GROUPED = ["--layers", 2, "--heads", 12, "--channels", 192]     # instead of MODEL's: 2, 3 and 4 divide heads and context
 
 
 # ---- runs
@@ -51,6 +52,16 @@ class RankCount(int):
 
 def up_to(ranks):
     return RankCount(min(ranks, max(args.ranks)))
+
+
+def grids():
+    """Returns pairs: the number of ranks, and that of a tensor group."""
+    return [(RankCount(ranks), t) for ranks, t in ((2, 2), (3, 3), (4, 2), (4, 4)) if ranks <= max(args.ranks)]
+
+
+def pairs_of_ranks():
+    """Returns 4 ranks or, with fewer --ranks, 2: one or two tensor groups of two."""
+    return RankCount(up_to(4) // 2 * 2)
 
 
 def path(*names):
@@ -137,6 +148,28 @@ def tensors(result):
     return [open(os.path.join(folder, name), "rb").read() for name in ("model.safetensors", "optimizer.safetensors")]
 
 
+def read_tensors(file_name):
+    """Returns the metadata and the tensors {name: values} of a safetensors file, and their shapes."""
+    with open(file_name, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        data, metadata = file.read(), header.pop("__metadata__", {})
+    values = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        values[name] = [x for x, in struct.iter_unpack({"F32": "<f", "F16": "<e", "I32": "<i"}[entry["dtype"]],
+                                                       data[begin:end])]
+    return metadata, values, {name: entry["shape"] for name, entry in header.items()}
+
+
+def checkpoint_tensors(result, name):
+    return read_tensors(os.path.join(result.checkpoints()[-1], name + ".safetensors"))[1]
+
+
+def relative_l2(a, b, base=()):
+    """Returns ||a - b|| / ||b - base||; base: 0 by default."""
+    return math.dist(a, b) / math.dist(b, base or [0] * len(b))
+
+
 def near(a, b, limit):
     """Returns whether two lists have the same length and their elements differ by at most limit, relative to b."""
     return len(a) == len(b) > 0 and all(abs(x - y) <= limit * abs(y) for x, y in zip(a, b))
@@ -149,6 +182,21 @@ def same(a, *others):
     if args.same_bits == "no":
         return all(near(a.losses, b.losses, 1e-5) and near(a.norms, b.norms, 1e-3) for b in others)
     return all((a.losses, a.norms, tensors(a)) == (b.losses, b.norms, tensors(b)) for b in others)
+
+
+def expect_planned(result, ranks, *words, program=None):
+    """Compares the memory and the bytes sent of a training run on `ranks` ranks with those that `plan` prints."""
+    planned = run(1, "plan", *MODEL, "--vocab", 256, "--micro-batch", 2, "--gpus", ranks, "--json", "--precision",
+                  result.header.get("precision", "fp32"), *words, program=program)
+    plan, text = json.loads(planned.out or "{}"), " ".join(map(str, [ranks, "ranks,", *words]))
+    expect(plan and result.header.get("planned_bytes") == plan["bytes"]["total"] and
+           "allocated as planned" in result.out, f"{text}: each rank allocates the planned memory",
+           f"{planned} {result}")
+    sent = re.search(r"sent +([0-9.]+) (kB|MB) a step", result.out)
+    found = float(sent[1]) * {"kB": 1e3, "MB": 1e6}[sent[2]] if sent else math.nan
+    rounding = 6e4 if found >= 1e6 else 60    # of the printed digits; norm and losses add at most 1000 bytes
+    expect(abs(found - plan["bytes_sent"]) <= rounding + 1000, f"{text}: a rank sends the planned bytes",
+           f"{plan['bytes_sent']}: {result}")
 
 
 def expect_rejected(ranks, words, parts, text, code=2, **more):
@@ -182,16 +230,7 @@ def test_stages():
             expect(near(runs["2"].losses, runs["0"].losses, 1e-5) and near(runs["2"].norms, runs["0"].norms, 1e-3),
                    f"{text}: ZeRO 2 differs from 0 at most by rounding", f"{runs['0'].losses} {runs['2'].losses}")
         for zero, result in runs.items():
-            planned = run(1, "plan", *MODEL, *batch, "--vocab", 256, "--micro-batch", 2, "--gpus", ranks, "--zero",
-                          zero, "--json", "--precision", result.header.get("precision", "fp32"))
-            plan = json.loads(planned.out)
-            expect(result.header["planned_bytes"] == plan["bytes"]["total"] and "allocated as planned" in result.out,
-                   f"{ranks} ranks, --zero {zero}: each rank allocates the planned memory", str(result))
-            sent = re.search(r"sent +([0-9.]+) (kB|MB) a step", result.out)
-            found = float(sent[1]) * {"kB": 1e3, "MB": 1e6}[sent[2]]
-            rounding = 6e4 if found >= 1e6 else 60    # of the printed digits; norm and losses add at most 1000 bytes
-            expect(abs(found - plan["bytes_sent"]) <= rounding + 1000,
-                   f"{ranks} ranks, --zero {zero}: a rank sends the planned bytes", f"{plan['bytes_sent']}: {result}")
+            expect_planned(result, ranks, *batch, "--zero", zero)
 
 
 def test_modes():
