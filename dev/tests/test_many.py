@@ -8,6 +8,7 @@ of collective, so --same-bits no compares results up to rounding.
 """
 import argparse
 import concurrent.futures
+import functools
 import glob
 import json
 import math
@@ -268,22 +269,22 @@ def test_tensor():
     A sum of K terms has a relative error of about sqrt(K) U, K is at most 4 C in a layer's matmuls, and forward and
     backward pass 8 of them per layer: so if all errors add up, 16 sqrt(4 C) U."""
     limit = 16 * math.sqrt(4 * 192) * U
-    for ranks, t in grids():
-        for micro_batches in (1, 3):
-            words = [*GROUPED, "--total-batch", ranks // t * micro_batches * MICRO, "--steps", 1, "--lr", 0, "--min-lr",
-                     0, *CHECKPOINT]
-            one, many = train(1, "one", *words), train(ranks, "many", *words, "--tensor-parallel", t)
-            if one.code or many.code:
-                expect(False, f"{ranks} ranks, t = {t}: the run ends with exit code 0", f"{one} {many}")
-                continue
-            text = f"{ranks} ranks, t = {t}, {micro_batches} micro-batches: "
-            expect(tensors(one)[0] == tensors(many)[0], text + "the initial weights are one rank's, bit for bit")
-            true, found = (checkpoint_tensors(result, "optimizer") for result in (one, many))
-            errors = {name: relative_l2(found[name], true[name]) for name in true if name.startswith("m/")}
-            expect(near(many.losses, one.losses, limit) and near(many.norms, one.norms, limit) and
-                   max(errors.values()) <= limit, text + f"loss, norm and gradients are one rank's within {limit:.1e}",
-                   f"losses {one.losses} {many.losses}, norms {one.norms} {many.norms}, gradients {errors}")
-            print(max(errors.values()), limit)   # XXX
+
+    def compare(ranks, t, micro_batches):
+        name = f"tensor_{ranks}_{t}_{micro_batches}"
+        words = [*GROUPED, "--total-batch", ranks // t * micro_batches * MICRO, "--steps", 1, "--lr", 0, "--min-lr", 0,
+                 *CHECKPOINT]
+        one, many = train(1, name + "_one", *words), train(ranks, name, *words, "--tensor-parallel", t)
+        text = f"{ranks} ranks, t = {t}, {micro_batches} micro-batches: "
+        if one.code or many.code:
+            return expect(False, text + "the runs end with exit code 0", f"{one} {many}")
+        expect(tensors(one)[0] == tensors(many)[0], text + "the initial weights are one rank's, bit for bit")
+        true, found = (checkpoint_tensors(result, "optimizer") for result in (one, many))
+        errors = {key: relative_l2(found[key], true[key]) for key in true if key.startswith("m/")}
+        expect(near(many.losses, one.losses, limit) and near(many.norms, one.norms, limit) and
+               max(errors.values()) <= limit, text + f"loss, norm and gradients are one rank's within {limit:.1e}",
+               f"losses {one.losses} {many.losses}, norms {one.norms} {many.norms}, gradients {errors}")
+    run_concurrently(*(functools.partial(compare, ranks, t, k) for ranks, t in grids() for k in (1, 3)))
 
 
 def write_reference(name):
@@ -334,7 +335,6 @@ def test_reference():
         worst = max(errors, key=errors.get, default=None)
         expect(errors and errors[worst] <= 1, f"{ranks} ranks, t = {t}, {precision}: {text} equal PyTorch's",
                f"{worst}: {errors.get(worst)} of the tolerance {result}")
-        print(worst, errors.get(worst)) # XXX
 
     def first(result):
         m, beta1 = checkpoint_tensors(result, "optimizer"), float(metadata["beta1"])
@@ -358,20 +358,28 @@ def test_reference():
 
 def test_bits():
     """The losses, norms, weights and moments of tensor groups depend neither on the ZeRO stage, nor on --recompute,
-    nor on --overlap; with several micro-batches see test_stages. ZeRO 0 lets differences between the ranks' copies of
-    the unsplit weights grow, the other stages gather each weight from one rank."""
-    for ranks, t in {(pairs_of_ranks(), 2), (up_to(3), up_to(3))}:
-        for micro_batches, groups in ((1, ["0123"]), (3, ["01", "23"])):
-            words = [*GROUPED, "--total-batch", ranks // t * micro_batches * MICRO, "--steps", 10, *CHECKPOINT,
-                     "--tensor-parallel", t]
-            more = {"0": ["--recompute", "none"], "1": ["--recompute", "selective", "--overlap", "off"],
-                    "2": ["--recompute", "full"], "3": ["--recompute", "selective"]}
-            runs = {zero: train(ranks, f"bits_{zero}", *words, "--zero", zero, *more[zero]) for zero in "0123"}
-            for group in groups:
-                expect(same(*(runs[zero] for zero in group)), f"{ranks} ranks, t = {t}, {micro_batches} micro-batches: "
-                       f"ZeRO {', '.join(group)} with different --recompute have the same bits", str(runs[group[0]]))
-        for zero, result in runs.items():
-            expect_planned(result, ranks, *words[:8], *words[-2:], "--zero", zero, *more[zero][:2])
+    nor on --overlap; several micro-batches: see test_stages. In ten steps differences between the ranks' copies of the
+    unsplit weights would grow with ZeRO 0; the other stages gather each weight from one rank."""
+    more = {"0": ["--recompute", "none"], "1": ["--recompute", "selective", "--overlap", "off"],
+            "2": ["--recompute", "full"], "3": ["--recompute", "selective"]}
+
+    def compare(ranks, t, micro_batches, groups, attention="flash"):
+        text = f"{ranks} ranks, t = {t}, {micro_batches} micro-batches, {attention} attention: ZeRO "
+        words = [*GROUPED, "--total-batch", ranks // t * micro_batches * MICRO, "--tensor-parallel", t, "--attention",
+                 attention]
+        steps = ["--steps", 10 if micro_batches == 1 else 3, *CHECKPOINT]
+        for group in groups:
+            runs = [train(ranks, f"bits_{ranks}_{t}_{micro_batches}_{attention}_{zero}", *words, *steps, "--zero", zero,
+                          *more[zero]) for zero in group]
+            expect(same(*runs), text + f"{', '.join(group)} with different --recompute have the same bits",
+                   " ".join(map(str, runs)))
+            if micro_batches > 1:
+                for zero, result in zip(group, runs):
+                    expect_planned(result, ranks, *words, "--zero", zero, *more[zero][:2])
+    pairs, three = pairs_of_ranks(), up_to(3)
+    run_concurrently(*(functools.partial(compare, ranks, t, k, groups)
+                       for ranks, t in ((pairs, 2), (three, three)) for k, groups in ((1, ["0123"]), (3, ["01", "23"]))),
+                     lambda: compare(pairs, 2, 1, ["002"], "naive"))
 
 
 def test_tuning():
@@ -393,18 +401,22 @@ def test_tuning():
 # ---- checkpoints, evaluation
 
 def test_resume():
-    batch = ["--total-batch", 12 * MICRO, "--schedule", "constant", *CHECKPOINT]
-    whole = train(up_to(4), "whole", *batch, "--steps", 6, "--zero", 2)
-    first = train(up_to(4), "parts", *batch, "--steps", 3, "--zero", 2)
-    shutil.copytree(first.folder, fresh("again"))
-    again = train(up_to(4), "again", "--resume", "--steps", 6, *CHECKPOINT)
-    expect(same(whole, again), f"a run of {up_to(4)} ranks resumes with the same bits", str(again))
-    second = train(up_to(3), "parts", "--resume", "--steps", 6, "--zero", 3, *CHECKPOINT)
-    third = train(1, "parts", "--resume", "--steps", 9, "--zero", 0, *CHECKPOINT)
-    other = train(1, "other", *batch, "--steps", 9)
-    expect([first.code, second.code, third.code] == [0, 0, 0] and near(third.losses, other.losses, 1e-5),
-           f"a run of {up_to(4)} ranks is resumed by {up_to(3)}, then by one, each with another ZeRO stage: the losses "
-           "equal those of one rank up to rounding", f"{third.losses} {other.losses} {second} {third}")
+    for groups in ((1, 1), (2, 3)):     # ranks of a tensor group, before and after
+        four, three = (pairs_of_ranks() if groups[0] > 1 else up_to(4)), up_to(3)
+        t4, t3 = (["--tensor-parallel", min(t, ranks)] for t, ranks in zip(groups, (four, three)))
+        batch = [*GROUPED, "--total-batch", 12 * MICRO, "--schedule", "constant", *CHECKPOINT]
+        whole = train(four, "whole", *batch, "--steps", 4, "--zero", 2, *t4)
+        first = train(four, "parts", *batch, "--steps", 2, "--zero", 2, *t4)
+        shutil.copytree(first.folder, fresh("again"))
+        again = train(four, "again", *GROUPED, "--resume", "--steps", 4, *CHECKPOINT, *t4)
+        text = f"{four} ranks ({' '.join(map(str, t4))})"
+        expect(same(whole, again), f"a run of {text} resumes with the same bits", str(again))
+        second = train(three, "parts", *GROUPED, "--resume", "--steps", 4, "--zero", 3, *CHECKPOINT, *t3)
+        third = train(1, "parts", *GROUPED, "--resume", "--steps", 6, "--zero", 0, *CHECKPOINT)
+        other = train(1, "other", *batch, "--steps", 6)
+        expect([first.code, second.code, third.code] == [0, 0, 0] and near(third.losses, other.losses, 1e-5),
+               f"a run of {text} is resumed by {three} ({' '.join(map(str, t3))}), then by one, each with another ZeRO "
+               "stage: the losses equal those of one rank up to rounding", f"{third.losses} {other.losses} {second} {third}")
 
 
 def test_read():
@@ -435,18 +447,22 @@ def test_read():
 def test_evaluation():
     words = ["--steps", 1, "--total-batch", 12 * MICRO, "--eval-every", 1, "--eval-sequences", 11, "--sample-every", 1,
              "--sample-tokens", 20, "--lr", 0, "--min-lr", 0, *CHECKPOINT]
-    one, *several = [train(ranks, f"eval_{ranks}", *words, "--zero", zero)
-                     for ranks, zero in ((1, 0), (up_to(3), 0), (up_to(4), 3))]
+    one, *several = [train(ranks, f"eval_{ranks}", *words, "--zero", zero, "--tensor-parallel", t)
+                     for ranks, zero, t in ((1, 0, 1), (up_to(3), 0, 1), (up_to(4), 3, 1), (pairs_of_ranks(), 1, 2))]
     loss = ["eval", "--from", one.checkpoints()[-1], "--data", "LICENSE", "--micro-batch", 4]
     scores = ["eval", "--from", "data/reference/hf_tiny", "--hellaswag", "data/reference/hellaswag.bin",
               "--micro-batch", 2]
+
+    def evaluate(words):
+        return [run(ranks, *words, "--tensor-parallel", t)
+                for ranks, t in ((1, 1), (2, 1), (up_to(3), 1), (2, 2), (pairs_of_ranks(), 2))]
     for text, pattern, runs in (
             ("validation loss and samples", r"validation loss.*|-- sample --(?:.|\n)*?\n------", [one, *several]),
-            ("the loss of eval", r"loss(?:.|\n)* bytes", [run(n, *loss) for n in (1, 2, up_to(3))]),
-            ("HellaSwag accuracies", r"HellaSwag.* over 16 questions", [run(n, *scores) for n in (1, 2, up_to(3))])):
+            ("the loss of eval", r"loss(?:.|\n)* bytes", evaluate(loss)),
+            ("HellaSwag accuracies", r"HellaSwag.* over 16 questions", evaluate(scores))):
         found = [re.findall(pattern, result.out) for result in runs]
-        expect(found[0] and found[0] == found[1] == found[2], f"{text}: several ranks print the same as one",
-               f"{found} {runs[1]}")
+        expect(found[0] and all(one == found[0] for one in found), f"{text}: several ranks and tensor groups print the "
+               "same as one rank", f"{found} {runs[-1]}")
 
 
 # ---- errors, killed ranks, hangs
@@ -462,6 +478,12 @@ def test_errors():
              ["--total-batch", total], ["x GPUs", str(total // unit * unit), str((total // unit + 1) * unit)]),
             ("--graph on", 2, ["--graph", "on"], ["--graph"]),
             ("a folder that holds a run", 2, ["--out", taken], ["already holds a run"]),
+            ("a tensor group larger than the number of GPUs", 2, ["--tensor-parallel", 3], ["divisor of the number"]),
+            ("a tensor group without --gpus", 1, ["--tensor-parallel", 2], ["divisor of the number"]),
+            ("a tensor group that does not divide the heads", 2, ["--tensor-parallel", 2, "--heads", 1],
+             ["divisor of the heads: 1 heads allow 1"]),
+            ("a tensor group that does not divide the sequence", 2, ["--tensor-parallel", 2, "--seq-len", 23],
+             ["divisor of the sequence", "--seq-len 23"]),
             ("a non-finite loss", up_to(3), ["--steps", 9, "--lr", 1e30, "--grad-clip", 0], ["loss", "stopped"],
              1)):
         expect_rejected(ranks, [*ONE_STEP, *words], parts, text, *code)
@@ -645,6 +667,10 @@ def test_launchers():
         expect(first.code == second.code == 0 and losses and re.findall(r"loss .*  norm \S+", first.out) == losses and
                second.out == "", f"environment of {text}: the same losses as with --gpus, printed by rank 0",
                f"{first} {second}")
+    apart = {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}    # each on a machine of its own
+    found = launch_ranks(TORCHRUN, 2, [*batch, "--tensor-parallel", 2], by_rank=[apart, apart], **address())
+    expect(all(one.code == 2 and len(one.messages) == 1 and "tensor groups of neighbouring ranks on one machine" in
+               one.messages[0] for one in found), "a tensor group on two machines is rejected", " ".join(map(str, found)))
     train_words, torchrun = [*ONE_STEP, "--timeout", 2], {**dict(zip(TORCHRUN, "0202")), **address()}
     fewer = [("fewer GPUs than processes", train_words, {**address(), **dict(zip(TORCHRUN, "1212")),
               "CUDA_CPU_DEVICES": "1"}, ["[rank 1] train_gpt: ", "2 processes", "1 GPUs", "--gpus-per-node"])]
@@ -745,12 +771,11 @@ def test_cards():
     one, two = (json.loads(plan.out)["bytes"]["cuda"] for plan in plans)
     expect(two - one >= 256 << 20, "the plan for 2 GPUs includes the memory of NCCL's communicator", f"{one} {two}")
     words, early = ["--total-batch", 3 * 2 * MICRO, "--steps", 2, *CHECKPOINT], {"on": 0, "off": 0}
-    for zero in range(4):
-        plain = card(up_to(3), "plain", *words, "--zero", zero)
-        runs = [card(up_to(3), f"card_{seed}", *words, "--zero", zero, "--trace", path(f"trace_{seed}"), seed=seed)
-                for seed in (1, 2, 3)]
-        expect(same(plain, *runs),
-               f"--zero {zero}: an emulated H100 gives the same bits in three orders of its streams", str(runs[0]))
+    for zero, ranks, t in ((1, pairs_of_ranks(), 2), *((zero, up_to(3), 1) for zero in range(4))):
+        plain, *runs = [card(ranks, f"card_{seed}", *words, "--zero", zero, "--tensor-parallel", t,
+                             *(["--trace", path(f"trace_{seed}")] if seed else []), seed=seed) for seed in (None, 1, 2, 3)]
+        expect(same(plain, *runs), f"{ranks} ranks, t = {t}, --zero {zero}: an emulated H100 gives the same bits in "
+               "three orders of its streams", str(runs[0]))
     for seed in (1, 2, 3):
         found, names, has_priority = early_kernels(path(f"trace_{seed}"))      # of ZeRO 3
         early["on"] += found
@@ -774,15 +799,27 @@ def test_fp8():
     runs = [card(2, f"fp8_{zero}", *words, "--steps", 4, "--zero", zero) for zero in range(3)]
     expect(same(*runs), "--matmul fp8-all: ZeRO 0, 1 and 2 give the same bits", str(runs[0]))
 
+    def compare(matmul, scaling):
+        more = [*GROUPED, "--matmul", matmul, "--fp8-scaling", scaling, "--tensor-parallel", 2, "--total-batch", 2 * MICRO]
+        runs = {mode: card(pairs_of_ranks(), f"{matmul}_{scaling}_{mode}", *more, *CHECKPOINT, "--steps", 3, "--zero",
+                           zero, "--recompute", mode, seed=seed)
+                for zero, mode, seed in ((0, "none", None), (2, "full", 1), (1, "selective", None))}
+        expect(same(*runs.values()), f"tensor groups of 2, --matmul {matmul}, {scaling} scaling: ZeRO 0, 1 and 2 with "
+               "different --recompute give the same bits, also on an emulated H100", " ".join(map(str, runs.values())))
+        expect_planned(runs["none"], pairs_of_ranks(), *more[:8], *more[-4:], program=[args.card, "--as-train-gpt"])
+    run_concurrently(*(functools.partial(compare, matmul, scaling) for matmul in ("fp8", "fp8-all")
+                       for scaling in ("delayed", "current")))
+
     def first_of_history(result):
         with open(os.path.join(result.checkpoints()[0], "trainer.json"), encoding="utf-8") as file:
             return json.load(file)["fp8_history"][0]    # amax of ln1 in the first layer, before any matmul
     found = []
     for seed in range(4):       # with some seeds the amax is on rank 1
-        both = [card(ranks, f"fp8_{ranks}", *words, "--steps", 1, "--seed", seed, "--micro-batch", micro_batch)
-                for ranks, micro_batch in ((2, 2), (1, 4))]
-        found.append([result.code == 0 and first_of_history(result) for result in both])
-    expect(all(two == one > 0 for two, one in found), "FP8 scales use the amax over all ranks", f"{found} {both[0]}")
+        several = [card(ranks, f"fp8_{ranks}", *words, "--steps", 1, "--seed", seed, "--micro-batch", 4 * t // ranks,
+                        "--tensor-parallel", t) for ranks, t in ((1, 1), (2, 1), (2, 2))]
+        found.append([result.code == 0 and first_of_history(result) for result in several])
+    expect(all(one == two == group > 0 for one, two, group in found), "FP8 scales use the amax over all ranks",
+           f"{found} {several[0]}")
 
 
 def main():
