@@ -105,7 +105,8 @@ def main():
     if wrong or options.check:
         return bool(wrong)
     copy_tree(sources)
-    subprocess.run(["make", "-j2", "CPPFLAGS=-include $(CURDIR)/mutant.h", *[words[-1] for words in PROGRAMS.values()]], cwd=COPY, check=True)
+    targets = [words[-1] for words in PROGRAMS.values()]
+    subprocess.run(["make", "-j2", "CPPFLAGS=-include $(CURDIR)/mutant.h", *targets], cwd=COPY, check=True)
     wanted = [range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1) for part in options.rows.split(",") if part]
     chosen = [n for n in range(1, len(rows) + 1) if not wanted or any(n in part for part in wanted)]
     selected = {"fp32-1": None, "bf16-32": options.selected, "many": None}

@@ -42,7 +42,7 @@ TRAIN = ["train", *MODEL, *DATA, "--micro-batch", 2, "--warmup", 1, "--lr", 1e-3
 ONE_STEP = [*TRAIN, "--steps", 1]
 CHECKPOINT = ["--checkpoint-every", 100]    # only one, at the end
 MICRO = 2 * 24      # tokens in a micro-batch
-GROUPED = ["--layers", 2, "--heads", 12, "--channels", 192]     # instead of MODEL's: 2, 3 and 4 divide heads and context
+GROUPED = ["--layers", 2, "--heads", 12, "--channels", 192]     # 2, 3 and 4 divide the heads and MODEL's context
 
 
 # ---- runs
@@ -301,8 +301,9 @@ def write_reference(name):
     for key in values:
         if key.startswith("param/"):
             packed = struct.pack(f"<{len(values[key])}f", *values[key])
-            header[key[6:]] = {"dtype": "F32", "shape": shapes[key], "data_offsets": [len(data), len(data) + len(packed)]}
             data += packed
+            header[key[6:]] = {"dtype": "F32", "shape": shapes[key],
+                               "data_offsets": [len(data) - len(packed), len(data)]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(os.path.join(folder, "model.safetensors"), "wb") as file:
@@ -369,17 +370,18 @@ def test_bits():
                  attention]
         steps = ["--steps", 10 if micro_batches == 1 else 3, *CHECKPOINT]
         for group in groups:
-            runs = [train(ranks, f"bits_{ranks}_{t}_{micro_batches}_{attention}_{zero}", *words, *steps, "--zero", zero,
-                          *more[zero]) for zero in group]
+            name = f"bits_{ranks}_{t}_{micro_batches}_{attention}_"
+            runs = [train(ranks, name + str(i), *words, *steps, "--zero", zero, *more[zero])
+                    for i, zero in enumerate(group)]
             expect(same(*runs), text + f"{', '.join(group)} with different --recompute have the same bits",
                    " ".join(map(str, runs)))
             if micro_batches > 1:
                 for zero, result in zip(group, runs):
                     expect_planned(result, ranks, *words, "--zero", zero, *more[zero][:2])
-    pairs, three = pairs_of_ranks(), up_to(3)
-    run_concurrently(*(functools.partial(compare, ranks, t, k, groups)
-                       for ranks, t in ((pairs, 2), (three, three)) for k, groups in ((1, ["0123"]), (3, ["01", "23"]))),
-                     lambda: compare(pairs, 2, 1, ["002"], "naive"))
+    pairs, three = (pairs_of_ranks(), 2), (up_to(3), up_to(3))
+    run_concurrently(*(functools.partial(compare, *grid, 1, ["0123"]) for grid in (pairs, three)),
+                     *(functools.partial(compare, *grid, 3, ["01", "23"]) for grid in (pairs, three)),
+                     lambda: compare(*pairs, 1, ["002"], "naive"))
 
 
 def test_tuning():
@@ -416,7 +418,8 @@ def test_resume():
         other = train(1, "other", *batch, "--steps", 6)
         expect([first.code, second.code, third.code] == [0, 0, 0] and near(third.losses, other.losses, 1e-5),
                f"a run of {text} is resumed by {three} ({' '.join(map(str, t3))}), then by one, each with another ZeRO "
-               "stage: the losses equal those of one rank up to rounding", f"{third.losses} {other.losses} {second} {third}")
+               "stage: the losses equal those of one rank up to rounding",
+               f"{third.losses} {other.losses} {second} {third}")
 
 
 def test_read():
@@ -667,9 +670,11 @@ def test_launchers():
         expect(first.code == second.code == 0 and losses and re.findall(r"loss .*  norm \S+", first.out) == losses and
                second.out == "", f"environment of {text}: the same losses as with --gpus, printed by rank 0",
                f"{first} {second}")
-    found = launch_ranks(TORCHRUN, 2, [*batch, "--tensor-parallel", 2], by_rank=[{"LOCAL_WORLD_SIZE": 3}] * 2, **address())
-    expect(all(one.code == 2 and len(one.messages) == 1 and "tensor groups of neighbouring ranks on one machine" in
-               one.messages[0] for one in found), "a tensor group is rejected if it does not divide the processes of a machine", " ".join(map(str, found)))
+    found = launch_ranks(TORCHRUN, 2, [*batch, "--tensor-parallel", 2], by_rank=[{"LOCAL_WORLD_SIZE": 3}] * 2,
+                         **address())
+    expect(all(one.code == 2 and len(one.messages) == 1 and "groups of neighbouring ranks on one machine" in
+               one.messages[0] for one in found),
+           "a tensor group that does not divide the processes of a machine is rejected", " ".join(map(str, found)))
     train_words, torchrun = [*ONE_STEP, "--timeout", 2], {**dict(zip(TORCHRUN, "0202")), **address()}
     fewer = [("fewer GPUs than processes", train_words, {**address(), **dict(zip(TORCHRUN, "1212")),
               "CUDA_CPU_DEVICES": "1"}, ["[rank 1] train_gpt: ", "2 processes", "1 GPUs", "--gpus-per-node"])]
@@ -772,7 +777,8 @@ def test_cards():
     words, early = ["--total-batch", 3 * 2 * MICRO, "--steps", 2, *CHECKPOINT], {"on": 0, "off": 0}
     for zero, ranks, t in ((1, pairs_of_ranks(), 2), *((zero, up_to(3), 1) for zero in range(4))):
         plain, *runs = [card(ranks, f"card_{seed}", *words, "--zero", zero, "--tensor-parallel", t,
-                             *(["--trace", path(f"trace_{seed}")] if seed else []), seed=seed) for seed in (None, 1, 2, 3)]
+                             *(["--trace", path(f"trace_{seed}")] if seed else []), seed=seed)
+                        for seed in (None, 1, 2, 3)]
         expect(same(plain, *runs), f"{ranks} ranks, t = {t}, --zero {zero}: an emulated H100 gives the same bits in "
                "three orders of its streams", str(runs[0]))
     for seed in (1, 2, 3):
