@@ -809,8 +809,8 @@ def test_fp8():
         runs = {mode: card(pairs_of_ranks(), f"{matmul}_{scaling}_{mode}", *more, *CHECKPOINT, "--steps", 3, "--zero",
                            zero, "--recompute", mode, seed=seed)
                 for zero, mode, seed in ((0, "none", None), (2, "full", 1))}
-        expect(same(*runs.values()), f"tensor groups of 2, --matmul {matmul}, {scaling} scaling: ZeRO 2 with --recompute "
-               "full on an emulated H100 gives the bits of ZeRO 0", " ".join(map(str, runs.values())))
+        expect(same(*runs.values()), f"tensor groups of 2, --matmul {matmul}, {scaling} scaling: ZeRO 2 with "
+               "--recompute full on an emulated H100 gives the bits of ZeRO 0", " ".join(map(str, runs.values())))
         expect_planned(runs["none"], pairs_of_ranks(), *more[:2], *more[-4:], program=[args.card, "--as-train-gpt"])
     run_concurrently(*(functools.partial(compare, matmul, scaling) for matmul in ("fp8", "fp8-all")
                        for scaling in ("delayed", "current")))
