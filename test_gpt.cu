@@ -1412,7 +1412,7 @@ void expect_pytorchs(const Reference& r, const Setup& s, const Pass& pass, const
     if (s.N() <= s.head_rows) near("logits", "logits equal PyTorch's", pass.logits);
     near("loss", "the loss equals PyTorch's", {float(pass.loss)});
     Near grads(heading + "gradients of all parameters equal PyTorch's");
-    for_each_parameter(r.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
+    for_each_parameter(s, [&](const ParameterRow& row, size_t l, const std::string& name) {
         const std::string key = "grad/" + name;
         const double error = relative_l2(part(pass.gradients, r.config, row, l), r.values(key));
         grads.see(key, error, r.limit(key, s.grad_dtype));
@@ -1448,7 +1448,7 @@ void test_steps(const Reference& r, DType grad_dtype, const std::string& heading
     const Floats master = from_device(m.master, m.layout.elements());
     {
         Near change(heading + "the change of each parameter in these steps equals PyTorch's");
-        for_each_parameter(r.config, [&](const ParameterRow& row, size_t l, const std::string& name) {
+        for_each_parameter(m.setup, [&](const ParameterRow& row, size_t l, const std::string& name) {
             const std::string key = "final/" + name;
             const double error = relative_l2(part(master, r.config, row, l), r.values(key), r.values("param/" + name));
             change.see(key, error, r.limit(key, grad_dtype));
@@ -1532,31 +1532,52 @@ TEST("initial weights") {
     expect(beginnings.size() == matrices, "initial weights: no two matrices begin with the same values");
 }
 
-// A group of n elements is divided into `gpus` shards of equal size: rank p / (n / gpus) holds element p.
+// A group of n elements is divided into shards of equal size, one for each rank that shares it: number p / (n / ranks)
+// holds element p. Tensor rank i has columns i of Q, of K, of V and of fc, and rows i of attproj and fcproj.
 TEST("shards") {
-    const Config config = {3, 2, 48, 20, 300};
+    const Config config = {3, 6, 96, 24, 300};
+    const size_t C = config.channels;
     bool right = true;
-    for (size_t gpus : {1, 2, 3, 4}) {
-        const Layout y = layout_of(config, gpus);
-        for (const ParameterRow& row : parameter_table(config))
-            for (size_t l = 0; l < row.copies; l++) {
-                const size_t g = row.is_split() ? 1 + l : 0, shard_size = (g ? y.layer : y.common) / gpus;
-                const size_t group_at = g ? (y.common + (g - 1) * y.layer) / gpus : 0;
-                const size_t place = row.offset + (g ? 0 : l * row.elements);
-                size_t covered = 0;
+    for (auto [data, tensor] : {std::pair<size_t, size_t>{1, 1}, {2, 1}, {3, 1}, {4, 1}, {1, 2}, {3, 2}, {2, 3}}) {
+        const size_t gpus = data * tensor, t = tensor;
+        const Layout y = layout_of(config, gpus, tensor);
+        auto owner = [&](const ParameterRow& row, size_t i) {
+            const size_t rows = row.shape[0], columns = row.shape.back(), column = i % columns;
+            return strstr(row.name, "c_proj") ? i / columns / (rows / t)
+                   : strstr(row.name, "c_attn") ? column % C / (C / t) : column / (columns / t);
+        };
+        const auto table = parameter_table(config, tensor);
+        for (size_t r = 0; r < table.size(); r++)
+            for (size_t l = 0; l < table[r].copies; l++) {
+                const bool split = table[r].is_split();
+                const size_t g = split ? 1 + l : 0, ranks = split ? data : gpus, shard_size = y.group(g) / ranks;
+                const size_t group_at = g ? y.common / gpus + (g - 1) * y.layer / data : 0;
+                const size_t place = table[r].offset + (g ? 0 : l * table[r].elements);
+                std::vector<int> held(table[r].elements * (split ? tensor : 1));
+                std::vector<size_t> covered(tensor);
                 for (size_t rank = 0; rank < gpus; rank++) {
+                    const size_t number = split ? rank / tensor : rank;
+                    const ParameterRow row = parameter_table(config, tensor, rank)[r];
                     const Shard shard = shard_of(y, row, l, Placement::SHARDED, rank);
                     if (shard.count == 0) continue;
                     const size_t position = place + shard.first;
-                    right = right && shard.first == covered && position / shard_size == rank &&
-                            (position + shard.count - 1) / shard_size == rank &&
+                    size_t& end = covered[split ? rank % tensor : 0];
+                    right = right && shard.first == end && position / shard_size == number &&
+                            (position + shard.count - 1) / shard_size == number &&
                             shard.at == group_at + position % shard_size;
-                    covered += shard.count;
+                    end += shard.count;
+                    for (size_t i = shard.first; i < end; i++) {
+                        const size_t whole = row.part.whole(i);
+                        right = right && whole < held.size() && (!split || owner(row, whole) == rank % tensor);
+                        if (right) held[whole]++;
+                    }
                 }
-                right = right && covered == row.elements && shard_size * gpus == y.group(g);
+                right = right && std::count(held.begin(), held.end(), 1) == std::ptrdiff_t(held.size()) &&
+                        shard_size * ranks == y.group(g);
             }
     }
-    expect(right, "the shards of 1 to 4 ranks hold each element of each tensor once, at the expected offset");
+    expect(right, "the shards of 1 to 6 ranks in tensor groups of 1 to 3 hold each element of each tensor once, at the "
+                  "expected offset");
 }
 
 // ==== memory =================================================================
@@ -1716,7 +1737,7 @@ TEST("folders: round trip") {
     const Safetensors file(scratch("@/ours/model.safetensors"));
     size_t tensors = 0;
     bool right = true;
-    for_each_parameter(r.config, [&](const ParameterRow& row, size_t, const std::string& name) {
+    for_each_parameter(r.setup(), [&](const ParameterRow& row, size_t, const std::string& name) {
         tensors++;
         right = right && read_floats(file, name) == r.values("param/" + name) && file.at(name).shape == row.shape;
     });

@@ -3305,7 +3305,7 @@ class Loader {
 public:
     Loader(const Model& m, const Tokens& tokens, Shuffle shuffle, uint64_t seed, uint64_t first_window)
         : m_(m), tokens_(tokens), windows_(shuffle == Shuffle::YES ? Windows::ANYWHERE : Windows::WHOLE),
-          seed_(splitmix64(seed)), next_window_(first_window + data_ranks.rank * m.setup.B) {
+          seed_(splitmix64(seed)), next_window_(first_window + m.setup.rank / m.setup.tensor * m.setup.B) {
         const size_t N = m.setup.N(), T = m.setup.T;
         if (tokens.windows(Windows::WHOLE, T) == 0)
             throw UserError("%s: expected at least %zu tokens for --seq-len %zu, found %zu tokens",

@@ -365,7 +365,7 @@ inline cudaError_t set_bytes(void* to, int byte, size_t bytes) {
 
 // An emulated GPU may have more memory than the machine. So the pages of an allocation of at least this size are
 // committed when they are first accessed, and contain zeros, not NaN.
-constexpr size_t reserved_from = size_t{1} << 30;
+constexpr size_t reserved_from = 256 * mib;   // the buffers of an NCCL communicator, for example
 inline bool is_reserved(size_t bytes) { return watch::on ? bytes >= mib : card() != nullptr && bytes >= reserved_from; }
 
 #ifdef __SANITIZE_ADDRESS__

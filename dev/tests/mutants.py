@@ -10,7 +10,9 @@ import argparse, concurrent.futures, os, pathlib, re, shutil, subprocess, sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COPY = ROOT / "build/mutants"
-PROGRAMS = {"fp32-1": "build/test/fp32-1/test_gpt", "bf16-32": "build/test/bf16-32/test_gpt"}
+GPT, CARD = "build/cpu-fp32/train_gpt", "build/test/bf16-32/test_gpt"
+PROGRAMS = {"fp32-1": ["build/test/fp32-1/test_gpt"], "bf16-32": [CARD],
+            "many": [sys.executable, "dev/tests/test_many.py", "--card", CARD, "--ours", GPT]}
 LIMIT = 900   # seconds for a program; a longer run counts as failed
 HEADER = """#pragma once
 #include <cstdlib>
@@ -67,7 +69,7 @@ def copy_tree(sources):
 def run(program, number, only=None):
     """Runs a test program. Returns the first failed result; the exit code and last line if it failed otherwise; "" if
     all tests passed."""
-    command = ["timeout", "-k", "5", str(LIMIT), PROGRAMS[program], *(["--only", only] if only else [])]
+    command = ["timeout", "-k", "5", str(LIMIT), *PROGRAMS[program], *(["--only", only] if only else [])]
     environment = {**os.environ, "MUTANT": str(number), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=COPY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, errors="replace") as process:
@@ -103,10 +105,11 @@ def main():
     if wrong or options.check:
         return bool(wrong)
     copy_tree(sources)
-    subprocess.run(["make", "-j2", "CPPFLAGS=-include $(CURDIR)/mutant.h", *PROGRAMS.values()], cwd=COPY, check=True)
+    targets = [words[-1] for words in PROGRAMS.values()]
+    subprocess.run(["make", "-j2", "CPPFLAGS=-include $(CURDIR)/mutant.h", *targets], cwd=COPY, check=True)
     wanted = [range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1) for part in options.rows.split(",") if part]
     chosen = [n for n in range(1, len(rows) + 1) if not wanted or any(n in part for part in wanted)]
-    selected = {"fp32-1": None, "bf16-32": options.selected}
+    selected = {"fp32-1": None, "bf16-32": options.selected, "many": None}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         broken = [result for result in pool.map(lambda p: run(p, 0, selected[p]), PROGRAMS) if result]
         if broken:

@@ -8,6 +8,7 @@ of collective, so --same-bits no compares results up to rounding.
 """
 import argparse
 import concurrent.futures
+import functools
 import glob
 import json
 import math
@@ -41,6 +42,7 @@ TRAIN = ["train", *MODEL, *DATA, "--micro-batch", 2, "--warmup", 1, "--lr", 1e-3
 ONE_STEP = [*TRAIN, "--steps", 1]
 CHECKPOINT = ["--checkpoint-every", 100]    # only one, at the end
 MICRO = 2 * 24      # tokens in a micro-batch
+GROUPED = ["--layers", 2, "--heads", 12, "--channels", 192]     # 2, 3 and 4 divide the heads and MODEL's context
 
 
 # ---- runs
@@ -51,6 +53,16 @@ class RankCount(int):
 
 def up_to(ranks):
     return RankCount(min(ranks, max(args.ranks)))
+
+
+def grids():
+    """Returns pairs: the number of ranks, and that of a tensor group."""
+    return [(RankCount(ranks), t) for ranks, t in ((2, 2), (3, 3), (4, 2), (4, 4)) if ranks <= max(args.ranks)]
+
+
+def pairs_of_ranks():
+    """Returns 4 ranks or, with fewer --ranks, 2: one or two tensor groups of two."""
+    return RankCount(up_to(4) // 2 * 2)
 
 
 def path(*names):
@@ -137,6 +149,28 @@ def tensors(result):
     return [open(os.path.join(folder, name), "rb").read() for name in ("model.safetensors", "optimizer.safetensors")]
 
 
+def read_tensors(file_name):
+    """Returns the metadata and the tensors {name: values} of a safetensors file, and their shapes."""
+    with open(file_name, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        data, metadata = file.read(), header.pop("__metadata__", {})
+    values = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        values[name] = [x for x, in struct.iter_unpack({"F32": "<f", "F16": "<e", "I32": "<i"}[entry["dtype"]],
+                                                       data[begin:end])]
+    return metadata, values, {name: entry["shape"] for name, entry in header.items()}
+
+
+def checkpoint_tensors(result, name):
+    return read_tensors(os.path.join(result.checkpoints()[-1], name + ".safetensors"))[1]
+
+
+def relative_l2(a, b, base=()):
+    """Returns ||a - b|| / ||b - base||; base: 0 by default."""
+    return math.dist(a, b) / math.dist(b, base or [0] * len(b))
+
+
 def near(a, b, limit):
     """Returns whether two lists have the same length and their elements differ by at most limit, relative to b."""
     return len(a) == len(b) > 0 and all(abs(x - y) <= limit * abs(y) for x, y in zip(a, b))
@@ -149,6 +183,21 @@ def same(a, *others):
     if args.same_bits == "no":
         return all(near(a.losses, b.losses, 1e-5) and near(a.norms, b.norms, 1e-3) for b in others)
     return all((a.losses, a.norms, tensors(a)) == (b.losses, b.norms, tensors(b)) for b in others)
+
+
+def expect_planned(result, ranks, *words, program=None):
+    """Compares the memory and the bytes sent of a training run on `ranks` ranks with those that `plan` prints."""
+    planned = run(1, "plan", *MODEL, "--vocab", 256, "--micro-batch", 2, "--gpus", ranks, "--json", "--precision",
+                  result.header.get("precision", "fp32"), *words, program=program)
+    plan, text = json.loads(planned.out or "{}"), " ".join(map(str, [ranks, "ranks,", *words]))
+    expect(plan and result.header.get("planned_bytes") == plan["bytes"]["total"] and
+           "allocated as planned" in result.out, f"{text}: each rank allocates the planned memory",
+           f"{planned} {result}")
+    sent = re.search(r"sent +([0-9.]+) (kB|MB) a step", result.out)
+    found = float(sent[1]) * {"kB": 1e3, "MB": 1e6}[sent[2]] if sent else math.nan
+    rounding = 6e4 if found >= 1e6 else 60    # of the printed digits; norm and losses add at most 1000 bytes
+    expect(abs(found - plan["bytes_sent"]) <= rounding + 1000, f"{text}: a rank sends the planned bytes",
+           f"{plan['bytes_sent']}: {result}")
 
 
 def expect_rejected(ranks, words, parts, text, code=2, **more):
@@ -182,16 +231,7 @@ def test_stages():
             expect(near(runs["2"].losses, runs["0"].losses, 1e-5) and near(runs["2"].norms, runs["0"].norms, 1e-3),
                    f"{text}: ZeRO 2 differs from 0 at most by rounding", f"{runs['0'].losses} {runs['2'].losses}")
         for zero, result in runs.items():
-            planned = run(1, "plan", *MODEL, *batch, "--vocab", 256, "--micro-batch", 2, "--gpus", ranks, "--zero",
-                          zero, "--json", "--precision", result.header.get("precision", "fp32"))
-            plan = json.loads(planned.out)
-            expect(result.header["planned_bytes"] == plan["bytes"]["total"] and "allocated as planned" in result.out,
-                   f"{ranks} ranks, --zero {zero}: each rank allocates the planned memory", str(result))
-            sent = re.search(r"sent +([0-9.]+) (kB|MB) a step", result.out)
-            found = float(sent[1]) * {"kB": 1e3, "MB": 1e6}[sent[2]]
-            rounding = 6e4 if found >= 1e6 else 60    # of the printed digits; norm and losses add at most 1000 bytes
-            expect(abs(found - plan["bytes_sent"]) <= rounding + 1000,
-                   f"{ranks} ranks, --zero {zero}: a rank sends the planned bytes", f"{plan['bytes_sent']}: {result}")
+            expect_planned(result, ranks, *batch, "--zero", zero)
 
 
 def test_modes():
@@ -222,6 +262,128 @@ def test_sums():
                detail)
 
 
+# ---- tensor parallelism
+
+def test_tensor():
+    """Compares tensor groups with one process: initial weights, first loss, norm and gradient. Only rounding differs.
+    A sum of K terms has a relative error of about sqrt(K) U, K is at most 4 C in a layer's matmuls, and forward and
+    backward pass 8 of them per layer: so if all errors add up, 16 sqrt(4 C) U."""
+    limit = 16 * math.sqrt(4 * 192) * U
+
+    def compare(ranks, t, micro_batches):
+        name = f"tensor_{ranks}_{t}_{micro_batches}"
+        words = [*GROUPED, "--total-batch", ranks // t * micro_batches * MICRO, "--steps", 1, "--lr", 0, "--min-lr", 0,
+                 *CHECKPOINT]
+        one, many = train(1, name + "_one", *words), train(ranks, name, *words, "--tensor-parallel", t)
+        text = f"{ranks} ranks, t = {t}, {micro_batches} micro-batches: "
+        if one.code or many.code:
+            return expect(False, text + "the runs end with exit code 0", f"{one} {many}")
+        expect(tensors(one)[0] == tensors(many)[0], text + "the initial weights are one rank's, bit for bit")
+        true, found = (checkpoint_tensors(result, "optimizer") for result in (one, many))
+        errors = {key: relative_l2(found[key], true[key]) for key in true if key.startswith("m/")}
+        expect(near(many.losses, one.losses, limit) and near(many.norms, one.norms, limit) and
+               max(errors.values()) <= limit, text + f"loss, norm and gradients are one rank's within {limit:.1e}",
+               f"losses {one.losses} {many.losses}, norms {one.norms} {many.norms}, gradients {errors}")
+    run_concurrently(*(functools.partial(compare, ranks, t, k) for ranks, t in grids() for k in (1, 3)))
+
+
+def write_reference(name):
+    """Writes data/reference/NAME.safetensors as a folder of weights and as shards of one window each."""
+    metadata, values, shapes = read_tensors(os.path.join(ROOT, "data", "reference", name + ".safetensors"))
+    folder = fresh(name)
+    shutil.copytree(os.path.join(ROOT, "data", "reference", "hf_tiny"), folder)
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    config["vocab_size"] = int(metadata["vocab"])     # the other sizes are equal
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    header, data = {}, b""
+    for key in values:
+        if key.startswith("param/"):
+            packed = struct.pack(f"<{len(values[key])}f", *values[key])
+            data += packed
+            header[key[6:]] = {"dtype": "F32", "shape": shapes[key],
+                               "data_offsets": [len(data) - len(packed), len(data)]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+    length = int(metadata["T"]) + 1
+    for i in range(0, len(values["tokens"]), length):
+        with open(os.path.join(folder, f"{i:06d}.bin"), "wb") as file:
+            file.write(struct.pack("<256i", 20240520, 1, length, *[0] * 253))
+            file.write(struct.pack(f"<{length}H", *values["tokens"][i:i + length]))
+    return metadata, values, folder
+
+
+def test_reference():
+    """Compares the model tiny with PyTorch, as test_gpt.cu does, which explains the tolerances."""
+    metadata, values, folder = write_reference("tiny")
+    B, T = int(metadata["B"]), int(metadata["T"])
+    words = ["train", "--from", folder, "--data", os.path.join(folder, "*.bin"), "--val-fraction", 0, "--shuffle", "no",
+             "--micro-batch", B, "--schedule", "constant", "--eval-every", 0, *CHECKPOINT, "--matmul-tuning", "off"]
+    for key in ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_clip"):
+        words += ["--" + key.replace("_", "-"), metadata[key]]
+
+    def compare(text, ranks, t, found, program, *more):
+        result = run(ranks, *words, "--tensor-parallel", t, "--out", fresh("out"), *more, program=program)
+        precision, errors = result.header.get("precision"), {}
+        for key, x in found(result).items() if result.code == 0 else ():
+            error = values[f"{precision}_error/{key}"][0]
+            limit = max(3 * error, 2e-6) if precision == "fp32" else 2 * error
+            base = values["param/" + key[6:]] if key.startswith("final/") else ()
+            errors[key] = relative_l2(x, values[key], base) / limit
+        worst = max(errors, key=errors.get, default=None)
+        expect(errors and errors[worst] <= 1, f"{ranks} ranks, t = {t}, {precision}: {text} equal PyTorch's",
+               f"{worst}: {errors.get(worst)} of the tolerance {result}")
+
+    def first(result):
+        m, beta1 = checkpoint_tensors(result, "optimizer"), float(metadata["beta1"])
+        return {"loss": result.losses, **{"grad/" + name[2:]: [x / (1 - beta1) for x in m[name]]
+                                          for name in m if name.startswith("m/")}}
+
+    def last(result):
+        weights = checkpoint_tensors(result, "model")
+        return {"step_loss": result.losses, "step_norm": result.norms,
+                **{"final/" + name: weights[name] for name in weights}}
+    for program in [None, *([[args.card, "--as-train-gpt"]] if args.card else [])]:
+        for ranks, t in grids():
+            if t == 3:      # does not divide the 4 heads
+                continue
+            if ranks == t:
+                compare("loss and gradients", ranks, t, first, program, "--steps", 1, "--grad-clip", 0)
+            if ranks > t or t == 4:
+                compare("losses, norms and weights of ten steps", ranks, t, last, program, "--steps", metadata["steps"],
+                        "--total-batch", int(metadata["accumulation"]) * B * T)
+
+
+def test_bits():
+    """The losses, norms, weights and moments of tensor groups depend neither on the ZeRO stage, nor on --recompute,
+    nor on --overlap; several micro-batches: see test_stages. In ten steps differences between the ranks' copies of the
+    unsplit weights would grow with ZeRO 0; the other stages gather each weight from one rank."""
+    more = {"0": ["--recompute", "none"], "1": ["--recompute", "selective", "--overlap", "off"],
+            "2": ["--recompute", "full"], "3": ["--recompute", "selective"]}
+
+    def compare(ranks, t, micro_batches, groups, attention="flash"):
+        text = f"{ranks} ranks, t = {t}, {micro_batches} micro-batches, {attention} attention: ZeRO "
+        words = [*GROUPED, "--total-batch", ranks // t * micro_batches * MICRO, "--tensor-parallel", t, "--attention",
+                 attention]
+        steps = ["--steps", 10 if micro_batches == 1 else 3, *CHECKPOINT]
+        for group in groups:
+            name = f"bits_{ranks}_{t}_{micro_batches}_{attention}_"
+            runs = [train(ranks, name + str(i), *words, *steps, "--zero", zero, *more[zero])
+                    for i, zero in enumerate(group)]
+            expect(same(*runs), text + f"{', '.join(group)} with different --recompute have the same bits",
+                   " ".join(map(str, runs)))
+            if micro_batches > 1:
+                for zero, result in zip(group, runs):
+                    expect_planned(result, ranks, *words, "--zero", zero, *more[zero][:2])
+    pairs, three = (pairs_of_ranks(), 2), (up_to(3), up_to(3))
+    run_concurrently(*(functools.partial(compare, *grid, 1, ["0123"]) for grid in (pairs, three)),
+                     *(functools.partial(compare, *grid, 3, ["01", "23"]) for grid in (pairs, three)),
+                     lambda: compare(*pairs, 1, ["002"], "naive"))
+
+
 def test_tuning():
     """Each rank has its own tuning file. These files select different algorithms for ranks 0 and 1."""
     if args.same_bits == "no":
@@ -241,18 +403,23 @@ def test_tuning():
 # ---- checkpoints, evaluation
 
 def test_resume():
-    batch = ["--total-batch", 12 * MICRO, "--schedule", "constant", *CHECKPOINT]
-    whole = train(up_to(4), "whole", *batch, "--steps", 6, "--zero", 2)
-    first = train(up_to(4), "parts", *batch, "--steps", 3, "--zero", 2)
-    shutil.copytree(first.folder, fresh("again"))
-    again = train(up_to(4), "again", "--resume", "--steps", 6, *CHECKPOINT)
-    expect(same(whole, again), f"a run of {up_to(4)} ranks resumes with the same bits", str(again))
-    second = train(up_to(3), "parts", "--resume", "--steps", 6, "--zero", 3, *CHECKPOINT)
-    third = train(1, "parts", "--resume", "--steps", 9, "--zero", 0, *CHECKPOINT)
-    other = train(1, "other", *batch, "--steps", 9)
-    expect([first.code, second.code, third.code] == [0, 0, 0] and near(third.losses, other.losses, 1e-5),
-           f"a run of {up_to(4)} ranks is resumed by {up_to(3)}, then by one, each with another ZeRO stage: the losses "
-           "equal those of one rank up to rounding", f"{third.losses} {other.losses} {second} {third}")
+    for groups in ((1, 1), (2, 3)):     # ranks of a tensor group, before and after
+        four, three = (pairs_of_ranks() if groups[0] > 1 else up_to(4)), up_to(3)
+        t4, t3 = (["--tensor-parallel", min(t, ranks)] for t, ranks in zip(groups, (four, three)))
+        batch = [*GROUPED, "--total-batch", 12 * MICRO, "--schedule", "constant", *CHECKPOINT]
+        whole = train(four, "whole", *batch, "--steps", 4, "--zero", 2, *t4)
+        first = train(four, "parts", *batch, "--steps", 2, "--zero", 2, *t4)
+        shutil.copytree(first.folder, fresh("again"))
+        again = train(four, "again", *GROUPED, "--resume", "--steps", 4, *CHECKPOINT, *t4)
+        text = f"{four} ranks ({' '.join(map(str, t4))})"
+        expect(same(whole, again), f"a run of {text} resumes with the same bits", str(again))
+        second = train(three, "parts", *GROUPED, "--resume", "--steps", 4, "--zero", 3, *CHECKPOINT, *t3)
+        third = train(1, "parts", *GROUPED, "--resume", "--steps", 6, "--zero", 0, *CHECKPOINT)
+        other = train(1, "other", *batch, "--steps", 6)
+        expect([first.code, second.code, third.code] == [0, 0, 0] and near(third.losses, other.losses, 1e-5),
+               f"a run of {text} is resumed by {three} ({' '.join(map(str, t3))}), then by one, each with another ZeRO "
+               "stage: the losses equal those of one rank up to rounding",
+               f"{third.losses} {other.losses} {second} {third}")
 
 
 def test_read():
@@ -283,18 +450,22 @@ def test_read():
 def test_evaluation():
     words = ["--steps", 1, "--total-batch", 12 * MICRO, "--eval-every", 1, "--eval-sequences", 11, "--sample-every", 1,
              "--sample-tokens", 20, "--lr", 0, "--min-lr", 0, *CHECKPOINT]
-    one, *several = [train(ranks, f"eval_{ranks}", *words, "--zero", zero)
-                     for ranks, zero in ((1, 0), (up_to(3), 0), (up_to(4), 3))]
+    one, *several = [train(ranks, f"eval_{ranks}", *words, "--zero", zero, "--tensor-parallel", t)
+                     for ranks, zero, t in ((1, 0, 1), (up_to(3), 0, 1), (up_to(4), 3, 1), (pairs_of_ranks(), 1, 2))]
     loss = ["eval", "--from", one.checkpoints()[-1], "--data", "LICENSE", "--micro-batch", 4]
     scores = ["eval", "--from", "data/reference/hf_tiny", "--hellaswag", "data/reference/hellaswag.bin",
               "--micro-batch", 2]
+
+    def evaluate(words):
+        return [run(ranks, *words, "--tensor-parallel", t)
+                for ranks, t in ((1, 1), (2, 1), (up_to(3), 1), (2, 2), (pairs_of_ranks(), 2))]
     for text, pattern, runs in (
             ("validation loss and samples", r"validation loss.*|-- sample --(?:.|\n)*?\n------", [one, *several]),
-            ("the loss of eval", r"loss(?:.|\n)* bytes", [run(n, *loss) for n in (1, 2, up_to(3))]),
-            ("HellaSwag accuracies", r"HellaSwag.* over 16 questions", [run(n, *scores) for n in (1, 2, up_to(3))])):
+            ("the loss of eval", r"loss(?:.|\n)* bytes", evaluate(loss)),
+            ("HellaSwag accuracies", r"HellaSwag.* over 16 questions", evaluate(scores))):
         found = [re.findall(pattern, result.out) for result in runs]
-        expect(found[0] and found[0] == found[1] == found[2], f"{text}: several ranks print the same as one",
-               f"{found} {runs[1]}")
+        expect(found[0] and all(one == found[0] for one in found), f"{text}: several ranks and tensor groups print the "
+               "same as one rank", f"{found} {runs[-1]}")
 
 
 # ---- errors, killed ranks, hangs
@@ -310,6 +481,12 @@ def test_errors():
              ["--total-batch", total], ["x GPUs", str(total // unit * unit), str((total // unit + 1) * unit)]),
             ("--graph on", 2, ["--graph", "on"], ["--graph"]),
             ("a folder that holds a run", 2, ["--out", taken], ["already holds a run"]),
+            ("a tensor group larger than the number of GPUs", 2, ["--tensor-parallel", 3], ["divisor of the number"]),
+            ("a tensor group without --gpus", 1, ["--tensor-parallel", 2], ["divisor of the number"]),
+            ("a tensor group that does not divide the heads", 2, ["--tensor-parallel", 2, "--heads", 1],
+             ["divisor of the heads: 1 heads allow 1"]),
+            ("a tensor group that does not divide the sequence", 2, ["--tensor-parallel", 2, "--seq-len", 23],
+             ["divisor of the sequence", "--seq-len 23"]),
             ("a non-finite loss", up_to(3), ["--steps", 9, "--lr", 1e30, "--grad-clip", 0], ["loss", "stopped"],
              1)):
         expect_rejected(ranks, [*ONE_STEP, *words], parts, text, *code)
@@ -493,6 +670,11 @@ def test_launchers():
         expect(first.code == second.code == 0 and losses and re.findall(r"loss .*  norm \S+", first.out) == losses and
                second.out == "", f"environment of {text}: the same losses as with --gpus, printed by rank 0",
                f"{first} {second}")
+    found = launch_ranks(TORCHRUN, 2, [*batch, "--tensor-parallel", 2], by_rank=[{"LOCAL_WORLD_SIZE": 3}] * 2,
+                         **address())
+    expect(all(one.code == 2 and len(one.messages) == 1 and "groups of neighbouring ranks on one machine" in
+               one.messages[0] for one in found),
+           "a tensor group that does not divide the processes of a machine is rejected", " ".join(map(str, found)))
     train_words, torchrun = [*ONE_STEP, "--timeout", 2], {**dict(zip(TORCHRUN, "0202")), **address()}
     fewer = [("fewer GPUs than processes", train_words, {**address(), **dict(zip(TORCHRUN, "1212")),
               "CUDA_CPU_DEVICES": "1"}, ["[rank 1] train_gpt: ", "2 processes", "1 GPUs", "--gpus-per-node"])]
@@ -593,12 +775,12 @@ def test_cards():
     one, two = (json.loads(plan.out)["bytes"]["cuda"] for plan in plans)
     expect(two - one >= 256 << 20, "the plan for 2 GPUs includes the memory of NCCL's communicator", f"{one} {two}")
     words, early = ["--total-batch", 3 * 2 * MICRO, "--steps", 2, *CHECKPOINT], {"on": 0, "off": 0}
-    for zero in range(4):
-        plain = card(up_to(3), "plain", *words, "--zero", zero)
-        runs = [card(up_to(3), f"card_{seed}", *words, "--zero", zero, "--trace", path(f"trace_{seed}"), seed=seed)
-                for seed in (1, 2, 3)]
-        expect(same(plain, *runs),
-               f"--zero {zero}: an emulated H100 gives the same bits in three orders of its streams", str(runs[0]))
+    for zero, ranks, t in ((1, pairs_of_ranks(), 2), *((zero, up_to(3), 1) for zero in range(4))):
+        plain, *runs = [card(ranks, f"card_{seed}", *words, "--zero", zero, "--tensor-parallel", t,
+                             *(["--trace", path(f"trace_{seed}")] if seed else []), seed=seed)
+                        for seed in (None, 1, 2, 3)]
+        expect(same(plain, *runs), f"{ranks} ranks, t = {t}, --zero {zero}: an emulated H100 gives the same bits in "
+               "three orders of its streams", str(runs[0]))
     for seed in (1, 2, 3):
         found, names, has_priority = early_kernels(path(f"trace_{seed}"))      # of ZeRO 3
         early["on"] += found
@@ -622,15 +804,27 @@ def test_fp8():
     runs = [card(2, f"fp8_{zero}", *words, "--steps", 4, "--zero", zero) for zero in range(3)]
     expect(same(*runs), "--matmul fp8-all: ZeRO 0, 1 and 2 give the same bits", str(runs[0]))
 
+    def compare(matmul, scaling):
+        more = ["--matmul", matmul, "--fp8-scaling", scaling, "--tensor-parallel", 2, "--total-batch", 2 * MICRO]
+        runs = {mode: card(pairs_of_ranks(), f"{matmul}_{scaling}_{mode}", *more, *CHECKPOINT, "--steps", 3, "--zero",
+                           zero, "--recompute", mode, seed=seed)
+                for zero, mode, seed in ((0, "none", None), (2, "full", 1))}
+        expect(same(*runs.values()), f"tensor groups of 2, --matmul {matmul}, {scaling} scaling: ZeRO 2 with "
+               "--recompute full on an emulated H100 gives the bits of ZeRO 0", " ".join(map(str, runs.values())))
+        expect_planned(runs["none"], pairs_of_ranks(), *more[:2], *more[-4:], program=[args.card, "--as-train-gpt"])
+    run_concurrently(*(functools.partial(compare, matmul, scaling) for matmul in ("fp8", "fp8-all")
+                       for scaling in ("delayed", "current")))
+
     def first_of_history(result):
         with open(os.path.join(result.checkpoints()[0], "trainer.json"), encoding="utf-8") as file:
             return json.load(file)["fp8_history"][0]    # amax of ln1 in the first layer, before any matmul
     found = []
     for seed in range(4):       # with some seeds the amax is on rank 1
-        both = [card(ranks, f"fp8_{ranks}", *words, "--steps", 1, "--seed", seed, "--micro-batch", micro_batch)
-                for ranks, micro_batch in ((2, 2), (1, 4))]
-        found.append([result.code == 0 and first_of_history(result) for result in both])
-    expect(all(two == one > 0 for two, one in found), "FP8 scales use the amax over all ranks", f"{found} {both[0]}")
+        several = [card(ranks, f"fp8_{ranks}", *words, "--steps", 1, "--seed", seed, "--micro-batch", 4 * t // ranks,
+                        "--tensor-parallel", t) for ranks, t in ((1, 1), (2, 1), (2, 2))]
+        found.append([result.code == 0 and first_of_history(result) for result in several])
+    expect(all(one == two == group > 0 for one, two, group in found), "FP8 scales use the amax over all ranks",
+           f"{found} {several[0]}")
 
 
 def main():

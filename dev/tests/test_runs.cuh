@@ -132,7 +132,7 @@ bool has_last_checkpoint(const std::string& out) {
     return error_of([&] {
         const Safetensors model(dir + "/model.safetensors"), optimizer(dir + "/optimizer.safetensors");
         read_json(dir + "/trainer.json").at("next_window");
-        for_each_parameter(read_config(dir + "/config.json"),
+        for_each_parameter(small_setup(read_config(dir + "/config.json"), 1, 1),
                            [&](const ParameterRow& row, size_t, const std::string& name) {
             model.floats(name, row.shape);
             optimizer.floats("m/" + name, row.shape);
