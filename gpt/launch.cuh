@@ -470,9 +470,6 @@ int start_processes(const Options& o) {
 void connect_groups(size_t size) {
     data_ranks = world;
     if (size == 1) return;
-    if (world.of_machine % size != 0 || world.on_machine % size != world.rank % size)
-        throw UserError("--tensor-parallel %zu: expected groups of neighbouring ranks on one machine, found rank %zu as "
-                        "process %zu of %zu on its machine", size, world.rank, world.on_machine, world.of_machine);
     auto split = [](Group& group, size_t color, size_t rank, size_t ranks) {
         group = {nullptr, rank, ranks, world.stream, nullptr};
         check(ncclCommSplit(world.comm, static_cast<int>(color), static_cast<int>(rank), &group.comm, nullptr),
@@ -496,6 +493,9 @@ void connect_ranks(double timeout, size_t tensor) {
     if (world.size % tensor != 0)
         throw UserError("--tensor-parallel %zu: expected a divisor of the number of GPUs, found %zu GPUs", tensor,
                         world.size);
+    if (world.of_machine % tensor != 0 || world.on_machine % tensor != world.rank % tensor)
+        throw UserError("--tensor-parallel %zu: expected groups of neighbouring ranks on one machine, found rank %zu as "
+                        "process %zu of %zu on its machine", tensor, world.rank, world.on_machine, world.of_machine);
     setenv("NCCL_ALGO", "^NVLS,NVLSTree", 0);   // excluded: the order of their sums varies (NVIDIA/nccl#1497)
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);     // allocates all memory now, not at the first use of each algorithm
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);   // communicators on different streams cannot deadlock
