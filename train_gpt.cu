@@ -2511,7 +2511,7 @@ Grad grad_at(const Model& m, size_t element) {
 // shards, in stages, what each rank would otherwise hold whole. states_placement() and its neighbours in "model: memory"
 // decide what.
 //
-//   --zero  sharded            sent by each of R GPUs, in elements per parameter, times (R - 1) / R
+//   --zero  sharded            sent by each of G GPUs, in elements per parameter, times (G - 1) / G
 //   0       nothing            2 a step: gradients, summed for all ranks (all-reduce)
 //   1       optimizer, master  1 + 1 a step: gradients, each shard summed for its rank (reduce-scatter), and after the
 //                              update the new weights (all-gather)
@@ -2768,7 +2768,8 @@ void init_parameters(Model& m, uint64_t seed) {
 
 // ==== forward ================================================================
 // A block adds twice to the residual stream: res2 = res1 + attproj(attention(ln1)), and the next block's res1, or resf
-// after the last block, = res2 + fcproj(gelu(fc(ln2))). The matmuls attproj and fcproj compute these sums.
+// after the last block, = res2 + fcproj(gelu(fc(ln2))). The matmuls attproj and fcproj compute these sums. On one GPU
+// R = N, Ct = C, and gather_rows(), sum_rows() and await_rows() do nothing (section "many GPUs").
 
 // att = attention(qkv), by the kernels of --attention, or by decode attention if there are past tokens.
 void attend(Model& m, size_t l, const Operand& att, const ForwardPass& p) {
@@ -2847,7 +2848,6 @@ Product logits_product(const Model& m, size_t first, size_t rows) {
 // exist. mean is 1 / (tokens of the whole step).
 template <Want WANT> void head(Model& m, const int* targets, float mean, size_t R) {
     const Activations& a = m.a;
-    floatX* const dln = own_rows(a.dln(), R * m.config.channels);
     const size_t C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
     constexpr auto AS_IS = Op::AS_IS, TRANSPOSED = Op::TRANSPOSED;
     for (size_t first = 0; first < R; first += most) {
@@ -2856,7 +2856,7 @@ template <Want WANT> void head(Model& m, const int* targets, float mean, size_t 
         cross_entropy<WANT>(a.logits(), a.losses() + first, targets + first, mean, a.loss_scale(), rows,
                             m.config.vocab, Vp);
         if (WANT == Want::LOSS) continue;
-        matmul({dln + first * C, a.logits(), m.w.wte(),
+        matmul({own_rows(a.dln(), R * C) + first * C, a.logits(), m.w.wte(),
                 {rows, C, Vp, AS_IS, AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}});
         matmul({m.g.wte().data, a.logits(), a.lnf() + first * C,
                 {Vp, C, rows, TRANSPOSED, AS_IS, m.grads.dtype, Into::ADD, Epilogue::NONE}});

@@ -67,6 +67,12 @@ static World world;
 // one and i of the other; t = 1 without --tensor-parallel.
 static Group data_ranks, tensor_ranks;
 
+// Returns the groups that have a communicator of their own.
+std::vector<const Group*> connected_groups() {
+    if (tensor_ranks.alone()) return {&world};
+    return {&tensor_ranks, &data_ranks, &world};
+}
+
 constexpr size_t STAGING_BYTES = 1 << 16;
 constexpr int NCCL_WITH_LAUNCH_ORDER = 22600;   // NCCL_LAUNCH_ORDER_IMPLICIT
 
@@ -115,8 +121,9 @@ void run_watchdog(double timeout) {
         idle = now != last || activity.paused > 0 ? 0 : idle + interval;
         last = now;
         ncclResult_t error = ncclSuccess;
-        for (const Group* group : std::initializer_list<const Group*>{&world, &data_ranks, &tensor_ranks})
-            if (activity.connected && error == ncclSuccess) ncclCommGetAsyncError(group->comm, &error);
+        if (activity.connected)
+            for (const Group* group : connected_groups())
+                if (error == ncclSuccess) ncclCommGetAsyncError(group->comm, &error);
         const bool failed = error != ncclSuccess && error != ncclInProgress;
         if (failed && idle >= 2 * interval) end_rank(format("NCCL reports: %s", ncclGetErrorString(error)));
         if (idle >= timeout) end_rank(format("no progress for %g s (--timeout)", timeout));
@@ -496,9 +503,9 @@ void connect_ranks(double timeout, size_t tensor) {
     if (world.of_machine % tensor != 0 || world.on_machine % tensor != world.rank % tensor)
         throw UserError("--tensor-parallel %zu: expected groups of neighbouring ranks on one machine, found rank %zu as "
                         "process %zu of %zu on its machine", tensor, world.rank, world.on_machine, world.of_machine);
-    setenv("NCCL_ALGO", "^NVLS,NVLSTree", 0);   // excluded: the order of their sums varies (NVIDIA/nccl#1497)
-    setenv("NCCL_RUNTIME_CONNECT", "0", 0);     // allocates all memory now, not at the first use of each algorithm
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);   // communicators on different streams cannot deadlock
+    setenv("NCCL_ALGO", "^NVLS,NVLSTree", 0);       // excluded: the order of their sums varies (NVIDIA/nccl#1497)
+    setenv("NCCL_RUNTIME_CONNECT", "0", 0);         // allocates all memory now, not at the first use of each algorithm
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);   // so that communicators on different streams cannot deadlock
     int least, greatest;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     check(cudaStreamCreateWithPriority(&world.stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
@@ -537,9 +544,7 @@ void leave_ranks() {
     if (world.alone()) return;
     activity.connected = false;
     progress("ncclCommDestroy");
-    for (const Group* group : std::initializer_list<const Group*>{&tensor_ranks, &data_ranks, &world})
-        if (group->comm && (group == &world || group->comm != world.comm))
-            check(ncclCommDestroy(group->comm), "ncclCommDestroy");
+    for (const Group* group : connected_groups()) check(ncclCommDestroy(group->comm), "ncclCommDestroy");
 }
 
 // Returns the number of CPU threads of this rank: an equal part of the machine's cores. Returns 0, which leaves the

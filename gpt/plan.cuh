@@ -432,7 +432,8 @@ private:
     void backward_in_group(bool recomputes) {
         if (recomputes) exchange_rows(w_.rows_again);
         compute(recomputes ? w_.again : 0);
-        for (const auto& [seconds, last] : {std::pair{w_.mlp, w_.fcw}, {2 * w_.forward - w_.mlp, w_.qkvw}}) {
+        const std::pair<double, double> halves[] = {{w_.mlp, w_.fcw}, {2 * w_.forward - w_.mlp, w_.qkvw}};
+        for (const auto& [seconds, last] : halves) {
             exchange_rows(1);   // gathers dres
             send_rows(1);       // gathers ln2 or ln1
             compute(seconds - last);

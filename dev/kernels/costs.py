@@ -35,9 +35,9 @@ def adamw(launch, decayed, n):
 
 # {kernel without template arguments: (cost line, bytes transferred from and to memory)}
 BYTES = {
-    "embedding_forward_kernel": ("reads 2 and writes 1 of N*C", lambda k, N, T, C: 3 * N * C * x(k)),
+    "embedding_forward_kernel": ("reads 2 and writes 1 of N*C", lambda k, N, first, T, C: 3 * N * C * x(k)),
     "embedding_backward_wpe_kernel": ("reads N*C, adds to T*C",
-                                      lambda k, B, T, C: B * T * C * x(k) + 2 * T * C * gradient(k)),
+                                      lambda k, N, first, T, C: N * C * x(k) + 2 * T * C * gradient(k)),
     "layernorm_forward_kernel": ("reads 1, writes 1 of N*C", lambda k, N, C: 2 * N * C * x(k)),
     "layernorm_backward_kernel": ("reads 3, writes 1 of N*C; with FP8 (<1>) 1 byte per element more",
                                   lambda k, N, C: N * C * (4 * x(k) + ("<1>" in k.name))),
@@ -126,7 +126,7 @@ UNNECESSARY_BARRIERS = {
 
 # ---- the run that is recorded: one training step
 
-NOT_OF_A_STEP = "init_normal fill round_weights compiled_for_sm_90a"
+NOT_OF_A_STEP = "init_normal fill round_weights add_residual compiled_for_sm_90a"
 OF_PLAN = ["--model", "--layers", "--heads", "--channels", "--context", "--vocab", "--micro-batch", "--seq-len",
            "--total-batch", "--recompute", "--grad-dtype", "--attention", "--matmul"]   # plan's options
 STEP = {"--model": "gpt2", "--micro-batch": "64", "--total-batch": "524288"}

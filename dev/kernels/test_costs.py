@@ -25,8 +25,8 @@ def launch(name, integers=(), grid=(1, 1, 1), threads=256, flops=0.0):
 def formulas():
     gib = 1 << 30
     for name, integers, grid, expected in [
-            ("embedding_forward_kernel", (N, T, C), (1, 1), 3 * N * C * 2),
-            ("embedding_backward_wpe_kernel<float>", (B, T, C), (1, 1), N * C * 2 + 2 * T * C * 4),
+            ("embedding_forward_kernel", (N, 0, T, C), (1, 1), 3 * N * C * 2),
+            ("embedding_backward_wpe_kernel<float>", (N, 0, T, C), (1, 1), N * C * 2 + 2 * T * C * 4),
             ("layernorm_forward_kernel", (N, C), (1, 1), 0.1875 * gib),
             ("layernorm_backward_kernel", (N, C), (1, 1), 0.375 * gib),
             ("bias_backward_kernel", (N, 4 * C), (1, 1), 0.375 * gib),
