@@ -2750,9 +2750,10 @@ template <typename T> void init_block(T* block, Placement placement, const Model
             const Shard shard = shard_of(m.layout, row, l, placement, m.layout.rank);
             // The vocabulary's padding stays 0.
             const size_t real = row.is_split() ? row.elements : row.file_elements();
-            if (row.init == Init::ZERO || shard.first >= real) continue;
+            const size_t end = std::min(shard.first + shard.count, real);
+            if (row.init == Init::ZERO || shard.first >= end) continue;
             T* to = block + shard.at;
-            const size_t n = std::min(shard.count, real - shard.first);
+            const size_t n = end - shard.first;
             const float std = row.init == Init::NORMAL ? INIT_STD : INIT_STD / sqrtf(2.0f * m.config.layers);
             if (row.init == Init::ONE) fill_with(to, 1, n);
             else init_normal(to, std, splitmix64(seed + row.number), l * row.elements * row.part.ranks, row.part,

@@ -246,7 +246,7 @@ std::vector<Flag> flag_table(Options& o) {
                "GB/s that each GPU sends, to estimate a step's time. NVLink of an H100: 450; 400 Gb/s InfiniBand: 50."),
         number("--tensor-bandwidth", PLAN, "GB/S", o.tensor_bandwidth, {1e-3, 1e6},
                "--gpus 8 --tensor-parallel 2 --gpu-memory 80GB --bandwidth 50 --tensor-bandwidth 300",
-               "The same between the GPUs of --tensor-parallel, which are on one machine"),
+               "GB/s that each GPU sends within its tensor group (--tensor-parallel), on one machine"),
         number("--flops", PLAN, "TFLOPS", o.flops, {1e-3, 1e6}, "--gpus 8 --bandwidth 450 --flops 300",
                "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32). The defaults are 40 % of an "
                "H100's peak."),
@@ -275,8 +275,8 @@ static const std::map<std::string, const char*> ALIASES = {
     {"--eval-every", "eval-interval val-loss-every"}, {"--eval-sequences", "eval-iters val-max-steps"},
     {"--checkpoint-every", "save-interval save-every"}, {"--trace", "profile"}, {"--graph", "compile"},
     {"--prompt", "start"}, {"--samples", "num-samples"}, {"--sample-tokens", "max-new-tokens"},
-    {"--gpus", "nproc-per-node world-size devices"}, {"--zero", "fsdp zero-stage"}, {"train", "finetune"},
-    {"eval", "test"}, {"sample", "generate"}, {"plan", "memory"}};
+    {"--gpus", "nproc-per-node world-size devices"}, {"--tensor-parallel", "tp tensor-model-parallel-size"},
+    {"--zero", "fsdp zero-stage"}, {"train", "finetune"}, {"eval", "test"}, {"sample", "generate"}, {"plan", "memory"}};
 
 // Returns a name in lower case, without dashes before it, with - for _.
 static std::string bare(std::string name) {
