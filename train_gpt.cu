@@ -1648,6 +1648,13 @@ struct TensorPart {
     size_t run = 1, ranks = 1, rank = 0;
     // The index in the whole tensor of the part's element i.
     __host__ __device__ size_t whole(size_t i) const { return (i / run * ranks + rank) * run + i % run; }
+    // Calls visit(i, n) for the contiguous pieces of elements first ... first + count - 1: n elements from i on.
+    template <typename F> void for_each_run(size_t first, size_t count, F visit) const {
+        for (size_t i = first, end = first + count, n; i < end; i += n) {
+            n = std::min(end - i, run - i % run);
+            visit(i, n);
+        }
+    }
 };
 
 template <typename T>
@@ -3102,11 +3109,10 @@ void read_block(T* block, Placement placement, const Files& files, const Model& 
     for_each_parameter(m.setup, [&](const ParameterRow& row, size_t l, const std::string& name) {
         const Shard shard = shard_of(m.layout, row, l, placement, m.layout.rank);
         std::vector<float> values;
-        for (size_t i = shard.first, end = i + shard.count, n; i < end; i += n) {   // by runs
-            n = std::min(end - i, row.part.run - i % row.part.run);
+        row.part.for_each_run(shard.first, shard.count, [&](size_t i, size_t n) {
             const std::vector<float> run = files.floats(prefix + name, row.shape, row.part.whole(i), n);
             values.insert(values.end(), run.begin(), run.end());
-        }
+        });
         const auto negative = std::find_if(values.begin(), values.end(), [](float v) { return v < 0; });
         if (prefix == "v/" && negative != values.end())
             files.fail(format("tensor v/%s holds %g, expected a mean of squares", name.c_str(), *negative));

@@ -272,7 +272,11 @@ void gather_tensor(float* values, const Model& m, const float* block, Placement 
             part.rank = rank % part.ranks;
             std::vector<float> piece(n);
             download(piece.data(), staging, n * sizeof(float));
-            for (size_t i = 0; i < n; i++) values[part.whole(shard.first + done + i)] = piece[i];
+            const float* next = piece.data();
+            part.for_each_run(shard.first + done, n, [&](size_t i, size_t count) {
+                std::copy_n(next, count, values + part.whole(i));
+                next += count;
+            });
         }
     }
 }
