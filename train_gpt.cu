@@ -574,10 +574,10 @@ void add_partials(std::initializer_list<Grad> grads, const std::common_type_t<P>
 // backward  dwte[v] += sum of dout[n] where inp[n] = v;   dwpe[t] += sum of dout[n] at position t
 // shapes    inp (N) int32 | out, dout (N,C) floatX | wte (V,C), wpe (T,C) floatX. Row n has position (first + n) % T
 // mapping   one warp per row of the result. For dwte the loader sorts the batch's positions by token: `order` lists
-//           them, and run r, the positions of one token, is order[first[r]] ... order[first[r+1]-1]. One warp sums one
-//           run in order, which is deterministic without atomics. A frequent token has a long run: on a GPU each
-//           FP32_STRIDE columns have a warp of their own, and all warps of a block share a run longer than LONG_RUN;
-//           their sums are added in the order of the warps
+//           them, and run r, the positions of one token, is order[run_starts[r]] ... order[run_starts[r+1]-1]. One
+//           warp sums one run in order, which is deterministic without atomics. A frequent token has a long run: on a
+//           GPU each FP32_STRIDE columns have a warp of their own, and all warps of a block share a run longer than
+//           LONG_RUN; their sums are added in the order of the warps
 // cost      bandwidth: forward reads 2 and writes 1 of N*C, backward reads 2
 // variants  dev/kernels/embedding.cu
 
@@ -618,24 +618,24 @@ template <typename G> __device__ __forceinline__ void add_to(G* grad, const floa
 
 template <typename G>
 __global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const int* inp, const int* order,
-                                              const int* first, size_t runs, int C) {
+                                              const int* run_starts, size_t runs, int C) {
     __shared__ __align__(16) float warp_sums[BLOCK_WARPS][FP32_STRIDE];
     const int warp = threadIdx.x / WARP_SIZE, lane = fp32_lane_start();
     const size_t block_runs = static_cast<size_t>(blockIdx.x) * BLOCK_WARPS;
-    auto grad_of = [&](size_t r) { return dwte + static_cast<size_t>(inp[order[first[r]]]) * C; };
-    auto length = [&](size_t r) { return r < runs ? first[r + 1] - first[r] : 0; };
+    auto grad_of = [&](size_t r) { return dwte + static_cast<size_t>(inp[order[run_starts[r]]]) * C; };
+    auto length = [&](size_t r) { return r < runs ? run_starts[r + 1] - run_starts[r] : 0; };
     if (length(block_runs) == 0) return;   // the list of runs is padded with empty ones
     for (int i = blockIdx.y * FP32_STRIDE + lane; i - lane < C; i += gridDim.y * FP32_STRIDE) {
         const size_t r = block_runs + warp;
         if (length(r) > 0 && length(r) <= LONG_RUN && i < C) {
             float sum[PACK_FP32] = {};
-            add_run(sum, dout, order, first[r], first[r + 1], 1, i, C);
+            add_run(sum, dout, order, run_starts[r], run_starts[r + 1], 1, i, C);
             add_to(grad_of(r) + i, sum);
         }
         for (size_t r = block_runs; r < block_runs + BLOCK_WARPS; r++) {
             if (length(r) <= LONG_RUN) continue;
             float sum[PACK_FP32] = {}, x[PACK_FP32];
-            if (i < C) add_run(sum, dout, order, first[r] + warp, first[r + 1], BLOCK_WARPS, i, C);
+            if (i < C) add_run(sum, dout, order, run_starts[r] + warp, run_starts[r + 1], BLOCK_WARPS, i, C);
             store(&warp_sums[warp][lane], sum);
             __syncthreads();
             for (int w = 1; w < BLOCK_WARPS; w++) {
