@@ -397,9 +397,17 @@ Primitive make_primitive(const Product& p, const Target& d, bool has_bias, cudaD
     return primitive;
 }
 
+// D = C, because oneDNN's bfloat16 product adds to D.
+void copy_to_d(const Source& c, const Target& d, int64_t rows, int64_t columns) {
+    if (c.data == d.data) return;
+#pragma omp parallel for if (!omp_in_parallel())
+    for (int64_t j = 0; j < columns; j++)
+        memcpy(at(d.data, d.type, j * d.ld), at(c.data, d.type, j * c.ld), rows * bytes_of(d.type));
+}
+
 // Returns false if oneDNN cannot compute the product: bfloat16 needs a processor with AVX-512.
-bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Target& d, const void* bias,
-                     cudaDataType_t bias_type) {
+bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Source& c, const Target& d,
+                     const void* bias, cudaDataType_t bias_type) {
     const std::tuple key{p.m,     p.n,    p.k,    p.transpose_a, p.transpose_b,   p.lda,    p.ldb,
                          p.alpha, p.beta, d.type, d.ld,          bias != nullptr, bias_type};
     // One cache per worker, because the calls below change the memory objects.
@@ -409,6 +417,7 @@ bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Targe
         auto found = primitives.find(key);
         if (found == primitives.end())
             found = primitives.emplace(key, make_primitive(p, d, bias != nullptr, bias_type)).first;
+        if (p.beta != 0) copy_to_d(c, d, p.m, p.n);
         auto& arguments = found->second.arguments;
         arguments[DNNL_ARG_SRC].set_data_handle(const_cast<void*>(b));
         arguments[DNNL_ARG_WEIGHTS].set_data_handle(const_cast<void*>(a));
@@ -425,7 +434,7 @@ bool onednn_bfloat16(const Product& p, const void* a, const void* b, const Targe
 // are first converted to contiguous floats.
 bool onednn_product(const Product& p, const void* a, const void* b, const Target& d) {
     if (p.type_a == CUDA_R_32F) return onednn_float(p, a, b, d);
-    if (p.type_a == CUDA_R_16BF && onednn_bfloat16(p, a, b, d, nullptr, CUDA_R_32F)) return true;
+    if (p.type_a == CUDA_R_16BF && onednn_bfloat16(p, a, b, {d.data, d.ld}, d, nullptr, CUDA_R_32F)) return true;
     Product wide = p;
     wide.lda = p.transpose_a ? p.k : p.m;
     wide.ldb = p.transpose_b ? p.n : p.k;
@@ -546,14 +555,6 @@ struct MatmulCall {
     Algorithm algorithm;
 };
 
-// D = C, for oneDNN's bfloat16 product, which adds to D.
-void copy_to_d(const Source& c, const Target& d, int64_t rows, int64_t columns) {
-    if (c.data == d.data) return;
-#pragma omp parallel for if (!omp_in_parallel())
-    for (int64_t j = 0; j < columns; j++)
-        memcpy(at(d.data, d.type, j * d.ld), at(c.data, d.type, j * c.ld), rows * bytes_of(d.type));
-}
-
 #ifdef CUDA_CPU_INSPECT
 // Reports the product to dev/inspect.
 void report_product(const MatmulCall& call) {
@@ -634,10 +635,8 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
     void* const bias = call.desc.epilogue & has_bias ? at(call.desc.bias, bias_type, i) : nullptr;
 #ifdef HAVE_ONEDNN
     if (x.scale == 1 && x.type == CUDA_R_16BF && d.type != CUDA_R_16F && call.algorithm == Algorithm::fast &&
-        rounding.seed == 0) {
-        if (p.beta != 0) copy_to_d(c, part, rows, columns);
-        if (onednn_bfloat16(p, a, b, part, bias, bias_type)) return;
-    }
+        rounding.seed == 0 && onednn_bfloat16(p, a, b, c, part, bias, bias_type))
+        return;
 #endif
     p.beta = 0;
     const Target sums = {scratch(Scratch::sums, rows * columns), CUDA_R_32F, rows};
@@ -695,9 +694,8 @@ cublasStatus_t compute_d(const MatmulCall& call) {
     if (fused && p.type_a == CUDA_R_16BF && !is_vector(p) &&
         (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
         const auto bias_type = type_of_bias(desc, p, result.type);
-        if (p.beta != 0) copy_to_d(c, result, p.m, p.n);
-        if (onednn_bfloat16(p, A, B, result, desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr, bias_type))
-            return CUBLAS_STATUS_SUCCESS;
+        void* const bias = desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr;
+        if (onednn_bfloat16(p, A, B, c, result, bias, bias_type)) return CUBLAS_STATUS_SUCCESS;
     }
 #endif
     // The product is computed in float; the epilogue converts it to D.
