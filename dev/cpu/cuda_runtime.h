@@ -366,7 +366,7 @@ inline cudaError_t set_bytes(void* to, int byte, size_t bytes) {
 // An emulated GPU may have more memory than the machine. So the pages of an allocation of at least this size are
 // committed when they are first accessed, and contain zeros, not NaN.
 constexpr size_t reserved_from = 256 * mib;   // the buffers of an NCCL communicator, for example
-inline bool is_reserved(size_t bytes) { return watch::on ? bytes >= mib : card() != nullptr && bytes >= reserved_from; }
+inline bool is_reserved(size_t bytes) { return watch::on || (card() != nullptr && bytes >= reserved_from); }
 
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool huge_pages = false;  // so that accesses past the last byte of an allocation are found
@@ -377,8 +377,9 @@ constexpr bool huge_pages = true;
 inline void* allocate(size_t bytes) {
     constexpr size_t alignment = 256, huge_page = 2 * mib;
     if (is_reserved(bytes)) {
-        void* place = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        return place == MAP_FAILED ? nullptr : place;
+        void* place = mmap(nullptr, bytes + 2 * watch::guard_bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        return place == MAP_FAILED ? nullptr : static_cast<char*>(place) + watch::guard_bytes;
     }
     void* place = nullptr;
     const bool huge = huge_pages && bytes >= 2 * huge_page;
@@ -422,7 +423,8 @@ inline cudaError_t cudaFree(void* address) {
     if (found == heap().allocations.end()) return report(cudaErrorInvalidValue);
     heap().count(found->second, -1);
     watch::freed(address);
-    if (is_reserved(found->second)) munmap(address, found->second);
+    if (is_reserved(found->second))
+        munmap(static_cast<char*>(address) - watch::guard_bytes, found->second + 2 * watch::guard_bytes);
     else free(address);
     heap().allocations.erase(found);
     return earlier;

@@ -59,11 +59,14 @@ struct Figures {
 enum class Run : uint8_t { RECORDED, UNRECORDED, SKIPPED, STOP };
 enum class Operand : uint8_t { A, B };
 
+// Unused bytes before and after each allocation: an access to them is out of bounds.
 #ifdef CUDA_CPU_INSPECT
 constexpr bool on = true;
+constexpr size_t guard_bytes = 1 << 20;
 #define CUDA_CPU_CALLBACK(T, declaration) T declaration;
 #else
 constexpr bool on = false;
+constexpr size_t guard_bytes = 0;
 #define CUDA_CPU_CALLBACK(T, declaration) inline T declaration { return static_cast<T>(0); }
 #endif
 #pragma GCC diagnostic push

@@ -56,7 +56,7 @@ constexpr Limits IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};
 
 // ==== addresses ==========================================================================================
 
-enum class Space : uint8_t { OTHER, SHARED, GLOBAL };
+enum class Space : uint8_t { OTHER, SHARED, GLOBAL, GUARD };   // GUARD: next to an allocation
 struct Place {
     Space space;
     uint64_t at;   // offset in shared memory, or in global memory, where allocations follow one another
@@ -75,8 +75,8 @@ public:
     void add_allocation(const void* place, size_t bytes) {
         constexpr uint64_t page = 1 << 21;   // a GPU's page size
         const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
-        allocations_[begin] = {begin, bytes, next_, ""};
-        next_ += (bytes + page - 1) / page * page;
+        allocations_[begin] = {begin, bytes, next_, "", allocated_++};
+        next_ += (bytes + 2 * guard_bytes + page - 1) / page * page;
         last_ = {};
         gaps_ = {};
     }
@@ -96,10 +96,11 @@ public:
                 accessed[array.at] = array.bytes;
                 return {Space::SHARED, array.at + (p - array.begin)};
             }
-        const auto next = allocations_.upper_bound(p);
-        if (next != allocations_.begin() && std::prev(next)->second.has(p)) {
-            last_ = std::prev(next)->second;
-            return {Space::GLOBAL, last_.at + (p - last_.begin)};
+        const auto next = allocations_.upper_bound(p + guard_bytes);
+        if (next != allocations_.begin()) {
+            const Range& found = std::prev(next)->second;
+            if (found.has(p)) last_ = found;
+            if (found.guarded().has(p)) return {found.has(p) ? Space::GLOBAL : Space::GUARD, found.at + p - found.begin};
         }
         note_gap(p / PAGE * PAGE);
         return {Space::OTHER, 0};
@@ -112,11 +113,12 @@ public:
             if (at - array.at < array.bytes) return {array.name, at - array.at};
         return {"", at};
     }
-    // Returns the offset of a global address in its allocation.
-    uint64_t within_allocation(uint64_t at) const {
+    // Returns the number of the allocation that a global address is in or next to, and the offset from its begin.
+    std::pair<size_t, int64_t> within_allocation(uint64_t at) const {
         for (const auto& [begin, allocation] : allocations_)
-            if (at - allocation.at < allocation.bytes) return at - allocation.at;
-        return at;
+            if (at + guard_bytes - allocation.at < allocation.bytes + 2 * guard_bytes)
+                return {allocation.number, static_cast<int64_t>(at - allocation.at)};
+        return {0, static_cast<int64_t>(at)};
     }
 
 private:
@@ -125,7 +127,9 @@ private:
         size_t bytes = 0;
         uint64_t at = 0;
         const char* name = "";   // of a static array, mangled
+        size_t number = 0;       // of an allocation: how many were made before it
         bool has(uintptr_t p) const { return p - begin < bytes; }
+        Range guarded() const { return {begin - guard_bytes, bytes + 2 * guard_bytes}; }
         bool overlaps(const Range& r) const { return begin < r.begin + r.bytes && r.begin < begin + bytes; }
     };
     // Caches a page that contains no device memory. Most instrumented accesses are to a thread's stack or to the
@@ -134,8 +138,9 @@ private:
         const Range gap{begin, PAGE};
         for (const Range& array : arrays_)
             if (array.overlaps(gap)) return;
-        const auto after = allocations_.lower_bound(begin + PAGE);
-        if (dynamic_.overlaps(gap) || (after != allocations_.begin() && std::prev(after)->second.overlaps(gap))) return;
+        const auto after = allocations_.lower_bound(begin + PAGE + guard_bytes);
+        if (dynamic_.overlaps(gap)) return;
+        if (after != allocations_.begin() && std::prev(after)->second.guarded().overlaps(gap)) return;
         gaps_[begin / PAGE % gaps_.size()] = gap;
     }
 
@@ -146,6 +151,7 @@ private:
     uint64_t static_bytes_ = 0;
     std::map<uintptr_t, Range> allocations_;
     uint64_t next_ = 1 << 21;
+    size_t allocated_ = 0;
 };
 
 // ==== call stacks and sites ==============================================================================
@@ -208,13 +214,14 @@ struct Side {
     unsigned actor, block;   // actor: a thread, the TMA copies of an mbarrier or the wgmma of a warp (clocks.h)
 };
 
-// A race between two accesses, or an uninitialised read (`earlier` is then unused).
+// A race between two accesses, or an uninitialised read or an access out of bounds (`earlier` is then unused).
 struct Hazard {
     Space space;
-    uint64_t address;
+    int64_t address;        // offset in shared memory, or from the begin of the allocation
     Side later, earlier;
     uint64_t count;
-    const char* why;
+    std::string why;
+    size_t allocation = 0;  // its number
 };
 
 struct Kernel {
@@ -234,7 +241,7 @@ struct Kernel {
     std::vector<Totals> after_block;
     double hot_atomics = 0;
     std::map<std::tuple<uint32_t, uint32_t, const char*>, Hazard> races;   // key: both sites and the reason
-    std::map<uint32_t, Hazard> uninitialised;
+    std::map<uint32_t, Hazard> uninitialised, out_of_bounds;
 
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
     unsigned threads() const { return shape.block[0] * shape.block[1] * shape.block[2]; }
@@ -244,7 +251,7 @@ struct Kernel {
         for (const auto& [at, bytes] : arrays) accessed += bytes;
         return std::max<uint64_t>(shape.static_shared, accessed);
     }
-    bool has_hazards() const { return !races.empty() || !uninitialised.empty(); }
+    size_t hazards() const { return races.size() + uninitialised.size() + out_of_bounds.size(); }
 };
 
 // Extrapolates a total to the whole launch: each block that was not recorded counts as the average of the second half
@@ -444,6 +451,13 @@ static unsigned warps() { return (threads_in_block + LANES - 1) / LANES; }
 static unsigned actors() { return first_engine + ENGINES + warps(); }
 static unsigned wgmma_actor(unsigned warp) { return first_engine + ENGINES + warp; }
 
+static void write(const std::string& ended);
+static void end_program(const std::string& ended) {
+    write(ended);
+    fflush(stdout);
+    _Exit(0);
+}
+
 // ==== races ==============================================================================================
 
 // CUDA C++ Programming Guide, "SIMT Architecture": which thread performs the final write is undefined.
@@ -479,10 +493,16 @@ static bool happens_before(const Entry& entry, Space space, const NewAccess& lat
     return covers(*later.fenced);
 }
 
+static void add(Hazard& hazard, Space space, uint64_t at, const Side& later, const Side& earlier,
+                const std::string& why) {
+    const auto [allocation, offset] =
+        space == Space::SHARED ? std::pair(size_t{0}, static_cast<int64_t>(at)) : memory.within_allocation(at);
+    if (hazard.count == 0) hazard = {space, offset, later, earlier, 0, why, allocation};
+    hazard.count++;
+}
+
 static void add_race(Space space, uint64_t at, const Side& later, const Side& earlier, const char* why) {
-    const auto [place, is_new] = kernel->races.try_emplace({later.site, earlier.site, why});
-    if (is_new) place->second = {space, at, later, earlier, 0, why};
-    place->second.count++;
+    add(kernel->races[{later.site, earlier.site, why}], space, at, later, earlier, why);
 }
 
 static void report_race(Space space, uint64_t at, const Entry& entry, const NewAccess& later, const char* why) {
@@ -497,8 +517,7 @@ static void report_race(Space space, uint64_t at, const Entry& entry, const NewA
         lane = static_cast<unsigned>(__builtin_ctz(rest));
         break;
     }
-    add_race(space, space == Space::GLOBAL ? memory.within_allocation(at) : at,
-             {later.site, access, later.thread, block},
+    add_race(space, at, {later.site, access, later.thread, block},
              {entry.site, other, entry.first_actor + lane, entry.block}, why);
 }
 
@@ -522,10 +541,8 @@ static bool keep_of_others(Entry* (&others)[2], Entry& entry) {
 static void check_written(uint64_t granule, uint16_t mask, const NewAccess& later) {
     const unsigned missing = mask & ~written[granule];
     if (later.kind != Kind::WRITE && missing != 0) {
-        const auto [place, is_new] = kernel->uninitialised.try_emplace(later.site);
         const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
-        if (is_new) place->second = {Space::SHARED, at, {later.site, Access::LOAD, later.thread, block}, {}, 0, ""};
-        place->second.count++;
+        add(kernel->uninitialised[later.site], Space::SHARED, at, {later.site, Access::LOAD, later.thread, block}, {}, "");
     }
     if (later.kind != Kind::READ) written[granule] |= mask;
 }
@@ -624,17 +641,36 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
     touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
 }
 
+// Reports an access outside of an allocation or of an array in shared memory.
+static void add_out_of_bounds(Place place, uint32_t site, Access access, const std::string& why) {
+    const Space space = place.space == Space::SHARED ? Space::SHARED : Space::GLOBAL;
+    add(kernel->out_of_bounds[site], space, place.at, {site, access, current, block}, {}, why);
+}
+
 // Records an access, split into parts that are as wide as size and alignment allow, at most 16 bytes each.
 static void accessed(Access access, By by, const void* address, size_t bytes, const void* pc) {
     if (!recording) return;
     const Pause pause;
     const Place place = memory.find(address);
+    if (place.space == Space::GUARD)
+        return add_out_of_bounds(place, find_site(number_of(pc), 0, bytes, Space::GLOBAL, access, by), access, "");
     if (place.space == Space::OTHER) return;
     uint64_t width = std::min<uint64_t>(16, bytes & -bytes);
     if (place.at % width != 0) width = place.at & -place.at;
     unsigned part = 0;
     for (uint64_t done = 0; done < bytes; done += width)
         part_accessed({place.space, place.at + done}, static_cast<unsigned>(width), part++, access, by, number_of(pc));
+}
+
+// Ends the program: an access outside of a __shared__ array would change the emulator's own data.
+static void wrong_index(const char* type, int64_t index, const void* pc) {
+    const std::string why = "index " + std::to_string(index) + " of an array of type " + type;
+    if (!recording) end_program(why);
+    const Pause pause;
+    const uint32_t site = find_site(number_of(pc), 0, 0, Space::SHARED, Access::LOAD, By::THREAD);
+    add_out_of_bounds({Space::SHARED, 0}, site, Access::LOAD, why);
+    recording = true;
+    end_program("an index out of bounds");
 }
 
 void access(Access access, By by, const void* address, unsigned bytes, const void* site) {
@@ -889,8 +925,6 @@ static void drain() {
 
 // ==== launches and blocks ================================================================================
 
-static void write(const std::string& ended);
-
 static std::string setting(const char* name) { return getenv(name) != nullptr ? getenv(name) : ""; }
 static bool counts() { return from.empty() || from_launches > 0; }
 
@@ -911,12 +945,6 @@ static void open() {
     if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers = json::parse(file);
     written.assign(memory.shared_bytes() / GRANULE + 1, 0);
     atexit([] { write("at its end"); });
-}
-
-static void end_program(const std::string& ended) {
-    write(ended);
-    fflush(stdout);
-    _Exit(0);
 }
 
 static void end_if_late() {
@@ -1094,9 +1122,9 @@ Figures take_figures() {
         }
         all.memory_bytes += of_all * SECTOR * (memory_loads(*kernel) +
                                                of_launch(*kernel, &Totals::dram_store));
-        all.hazards += kernel->races.size() + kernel->uninitialised.size();
+        all.hazards += kernel->hazards();
     }
-    const auto is_clean = [](const auto& kernel) { return !kernel->has_hazards(); };
+    const auto is_clean = [](const auto& kernel) { return kernel->hazards() == 0; };
     kernels.erase(std::remove_if(kernels.begin(), kernels.end(), is_clean), kernels.end());
     by_shape.clear();
     sequence.clear();
@@ -1451,8 +1479,9 @@ static json to_json(const Site& site) {
 }
 
 static json to_json(const Kernel& kernel, const Hazard& h, const std::vector<Side>& sides) {
-    const auto [array, address] =
-        h.space == Space::SHARED ? memory.within_array(h.address) : std::pair(std::string(), h.address);
+    std::string array;
+    int64_t address = h.address;
+    if (h.space == Space::SHARED) std::tie(array, address) = memory.within_array(static_cast<uint64_t>(h.address));
     json accesses = json::array();
     for (const Side& side : sides) {
         const Site& site = kernel.sites[side.site];
@@ -1460,16 +1489,18 @@ static json to_json(const Kernel& kernel, const Hazard& h, const std::vector<Sid
                             {"access", name_of(side.access)}, {"by", BY_NAMES[static_cast<int>(site.by)]},
                             {"thread", side.actor < kernel.threads() ? static_cast<int>(side.actor) : -1}});
     }
-    return {{"memory", name_of(h.space)}, {"array", array}, {"address", address}, {"count", h.count}, {"why", h.why},
-            {"accesses", accesses}};
+    return {{"memory", name_of(h.space)}, {"array", array}, {"address", address}, {"allocation", h.allocation},
+            {"count", h.count}, {"why", h.why}, {"accesses", accesses}};
 }
 
 static json to_json(const Kernel& kernel) {
-    json sites = json::array(), races = json::array(), uninitialised = json::array(), barriers = json::array();
+    json sites = json::array(), races = json::array(), uninitialised = json::array(), out_of_bounds = json::array(),
+         barriers = json::array();
     for (const Site& site : kernel.sites)
         if (site.requests > 0) sites.push_back(to_json(site));
     for (const auto& [key, race] : kernel.races) races.push_back(to_json(kernel, race, {race.later, race.earlier}));
     for (const auto& [key, read] : kernel.uninitialised) uninitialised.push_back(to_json(kernel, read, {read.later}));
+    for (const auto& [key, each] : kernel.out_of_bounds) out_of_bounds.push_back(to_json(kernel, each, {each.later}));
     for (const auto& [name, pc, stack] : kernel.syncs)
         barriers.push_back({{"name", name}, {"stack", stacks.with_callers(pc, stack)}});
     const std::pair<const char*, uint64_t Totals::*> figures[] = {
@@ -1489,7 +1520,7 @@ static json to_json(const Kernel& kernel) {
             {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks}, {"blocks", kernel.blocks()},
             {"threads", kernel.threads()}, {"tensor_flops", kernel.totals.flops},
             {"launch", launch}, {"sites", sites}, {"races", races}, {"uninitialised", uninitialised},
-            {"barriers", barriers}};
+            {"out_of_bounds", out_of_bounds}, {"barriers", barriers}};
 }
 
 static void write(const std::string& ended) {
@@ -1543,6 +1574,19 @@ extern "C" void __tsan_read_range(void* address, size_t bytes) {
 }
 extern "C" void __tsan_write_range(void* address, size_t bytes) {
     cuda_cpu::watch::accessed(Access::STORE, By::THREAD, address, bytes, __builtin_return_address(0));
+}
+// Called with -fsanitize=bounds: an index outside of an array with a constant size, as GCC describes it.
+struct WrongIndex {
+    struct Type {
+        uint16_t kind, info;
+        char name[];
+    };
+    const char* file;
+    uint32_t line, column;
+    const Type *array_type, *index_type;
+};
+extern "C" void __ubsan_handle_out_of_bounds(const WrongIndex* wrong, uintptr_t index) {
+    cuda_cpu::watch::wrong_index(wrong->array_type->name, static_cast<int64_t>(index), __builtin_return_address(0));
 }
 extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void* caller) { cuda_cpu::watch::entered(caller); }

@@ -32,7 +32,7 @@ def kernel_as_json(kernel):
             "block": kernel.block, "integers": kernel.raw["integers"],
             "recorded_blocks": kernel.raw["recorded_blocks"],
             "global": sites_as_json(kernel, "global"), "shared": sites_as_json(kernel, "shared"),
-            "races": kernel.races, "uninitialised": kernel.uninitialised,
+            "races": kernel.races, "uninitialised": kernel.uninitialised, "out_of_bounds": kernel.out_of_bounds,
             "estimate_us": kernel.us, "bound_by": kernel.bound, "memory_bytes": kernel.moved_bytes,
             "cost": kernel.cost, "ratios": kernel.ratios, "registers": kernel.registers, "spill_bytes": kernel.spills,
             "in_flight": kernel.in_flight, "needed_in_flight": kernel.needed_in_flight, "main_loop": kernel.main_loop,

@@ -13,6 +13,7 @@ from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
 
 SUMS = ("requests", "lanes", "bytes", "sectors", "least_sectors", "wavefronts", "least_wavefronts", "l1_hits",
         "dram_sectors")
+HAZARDS = ("out_of_bounds", "races", "uninitialised")
 RATIOS = ("sectors", "wavefronts", "cost")      # the ratios that ALLOWANCES may limit
 
 
@@ -125,6 +126,8 @@ class Kernel:
         self.late_loads = self.find_late_loads()
         self.races = self.find_hazards(symbols, "races")
         self.uninitialised = self.find_hazards(symbols, "uninitialised")
+        self.out_of_bounds = self.find_hazards(symbols, "out_of_bounds")
+        self.all_hazards = self.out_of_bounds + self.races + self.uninitialised
 
     def find_code(self, sass):
         """Looks a kernel up by symbol, else by name: the emulator's types may change the symbol."""
@@ -202,7 +205,7 @@ class Results:
             raise Mistake(f"card {key!r}: expected one of {', '.join(CARDS)}")
         self.raw, self.card, self.tokens = raw, CARDS[key], tokens
         self.expectations, self.sass = expectations or Expectations(), sass or {}
-        hazards = [hazard for kernel in raw["kernels"] for hazard in kernel["races"] + kernel["uninitialised"]]
+        hazards = [hazard for kernel in raw["kernels"] for kind in HAZARDS for hazard in kernel[kind]]
         stacks = [each["stack"] for kernel in raw["kernels"] for each in kernel["sites"] + kernel["barriers"]]
         stacks += [access["stack"] for hazard in hazards for access in hazard["accesses"]]
         names = demangled([*(kernel["symbol"] for kernel in raw["kernels"]), *(hazard["array"] for hazard in hazards),

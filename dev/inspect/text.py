@@ -88,7 +88,7 @@ def overview(results):
             *totals(results), *([""] if sentences else []), *sentences]
 
 
-# ---- late loads, races and uninitialised reads
+# ---- late loads, races, uninitialised reads and accesses out of bounds
 
 BEHIND = {"barrier": "a barrier", "shuffle": "a reduction by shuffles", "wait": "a wait for another load"}
 
@@ -116,12 +116,13 @@ def hazard_sentence(results, kernel, hazard):
     memory, sides = f"{hazard['memory']} memory", [access_words(results, access) for access in hazard["accesses"]]
     byte, count = f"byte {hazard['address']} of {hazard['array'] or memory}", plural(hazard["count"], "time")
     if len(sides) == 1:
-        return f"{kernel.name}: uninitialised read of {byte}: {sides[0]} ({count})"
+        what = "uninitialised read of" if hazard in kernel.uninitialised else "access out of bounds:"
+        return f"{kernel.name}: {what} {hazard['why'] or byte}: {sides[0]} ({count})"
     return f"{kernel.name}: race in {memory}, {byte}: {sides[0]}, {sides[1]}; {hazard['why']} ({count})"
 
 
 def hazards(results, kernel):
-    return [hazard_sentence(results, kernel, hazard) for hazard in kernel.races + kernel.uninitialised]
+    return [hazard_sentence(results, kernel, hazard) for hazard in kernel.all_hazards]
 
 
 # ---- one kernel
