@@ -1,0 +1,186 @@
+// Runs a puzzle at all sizes and writes what happened to the JSON file PUZZLE_OUT, which judge.py reads. On a CPU
+// dev/inspect also records the memory accesses, unless PUZZLE_RECORD is "no".
+#include "judge.h"
+
+#include <nvtx3/nvToolsExt.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+using json = nlohmann::ordered_json;
+
+bool is_counted = false;
+static json result = {{"cases", json::array()}};
+
+static void write_result() {
+    if (const char* path = getenv("PUZZLE_OUT")) std::ofstream(path) << result.dump(1) << '\n';
+}
+
+static void check(cudaError_t error, const char* what) {
+    if (error == cudaSuccess) return;
+    result["cuda_error"] = {{"call", what}, {"text", cudaGetErrorString(error)}};
+    write_result();
+    _Exit(0);
+}
+
+std::string size_text(const int* sizes, size_t count) {
+    std::string text;
+    for (size_t i = 0; i < count; i++) text += (i == 0 ? "" : " x ") + std::to_string(sizes[i]);
+    return text;
+}
+
+// ==== arrays =================================================================
+
+static size_t bytes_of(Type type) { return type == Type::BF16 ? 2 : 4; }
+
+static double get(const std::vector<char>& bytes, Type type, size_t i) {
+    if (type == Type::INT) return reinterpret_cast<const int*>(bytes.data())[i];
+    if (type == Type::FLOAT) return reinterpret_cast<const float*>(bytes.data())[i];
+    return static_cast<float>(reinterpret_cast<const bf16*>(bytes.data())[i]);
+}
+
+static void set(std::vector<char>& bytes, Type type, size_t i, double value) {
+    if (type == Type::INT) reinterpret_cast<int*>(bytes.data())[i] = static_cast<int>(value);
+    else if (type == Type::FLOAT) reinterpret_cast<float*>(bytes.data())[i] = static_cast<float>(value);
+    else reinterpret_cast<bf16*>(bytes.data())[i] = __float2bfloat16(static_cast<float>(value));
+}
+
+static uint64_t mix(uint64_t x) {   // splitmix64
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
+
+Storage& Case::add(const char* name, Type type, size_t n, double low, double high, bool is_input) {
+    arrays_.push_back(std::make_unique<Storage>(Storage{name, type, n, is_input, 1, {}, {}, nullptr}));
+    std::vector<double>& values = arrays_.back()->initial;
+    values.resize(n);
+    std::vector<char> one(4);
+    for (size_t i = 0; i < n; i++) {
+        const double uniform = std::ldexp(static_cast<double>(mix(mix(arrays_.size()) ^ i) >> 11), -53);   // [0, 1)
+        const double value = low + (high - low) * uniform;
+        set(one, type, 0, type == Type::INT ? std::floor(value) : value);
+        values[i] = get(one, type, 0);
+    }
+    return *arrays_.back();
+}
+
+void Case::allocate() {
+    for (auto& array : arrays_) check(cudaMalloc(&array->data, array->n * bytes_of(array->type)), array->name.c_str());
+}
+
+void Case::restore() {
+    for (auto& array : arrays_) {
+        std::vector<char> bytes(array->n * bytes_of(array->type), '\xff');   // NaN
+        for (size_t i = 0; i < array->initial.size(); i++) set(bytes, array->type, i, array->initial[i]);
+        check(cudaMemcpy(array->data, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), array->name.c_str());
+    }
+}
+
+Case::~Case() {
+    for (auto& array : arrays_) cudaFree(array->data);
+}
+
+// Returns the differences of an array from its expected values. An element's error is relative to its own size plus
+// the root mean square of all, and to the precision of the type.
+static json compare(const Storage& array, const std::vector<char>& found) {
+    const std::vector<double>& expected = array.is_input ? array.initial : array.expected;
+    const double precision = array.type == Type::BF16 ? 1.0 / (1 << 7) : array.type == Type::FLOAT ? 1.0 / (1 << 16) : 0;
+    double squares = 0, worst = 0;
+    for (double e : expected) squares += e * e;
+    const double rms = std::sqrt(squares / static_cast<double>(expected.size()));
+    const double allowed = array.is_input ? 0 : array.limit * precision;
+    size_t wrong = 0, first = 0, unwritten = 0;
+    for (size_t i = 0; i < expected.size(); i++) {
+        const double value = get(found, array.type, i);
+        const double difference = std::abs(value - expected[i]), limit = allowed * (std::abs(expected[i]) + rms);
+        const bool is_right = difference <= limit || value == expected[i];
+        if (limit > 0 && is_right) worst = std::max(worst, difference / limit);
+        static const std::vector<char> fill(4, '\xff');
+        const size_t width = bytes_of(array.type);
+        if (array.initial.empty()) unwritten += memcmp(&found[i * width], fill.data(), width) == 0;
+        if (!is_right && wrong++ == 0) first = i;
+    }
+    json differences = {{"name", array.name}, {"is_input", array.is_input}, {"n", array.n}, {"error", worst},
+                        {"wrong", wrong}, {"unwritten", unwritten}};
+    if (wrong > 0) {
+        char text[64];
+        differences["index"] = first;
+        for (const auto& [key, value] : {std::pair("expected", expected[first]),
+                                         std::pair("found", get(found, array.type, first))}) {
+            snprintf(text, sizeof text, "%.6g", value);
+            differences[key] = text;
+        }
+    }
+    return differences;
+}
+
+// ==== a run ==================================================================
+
+static uint64_t digest(const std::vector<char>& bytes, uint64_t hash) {
+    for (char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3;   // FNV-1a
+    return hash;
+}
+
+#ifndef CUDA_ON_CPU
+// Returns the median time of a launch in microseconds.
+static double microseconds(const std::function<void()>& launch) {
+    cudaEvent_t begin, end;
+    check(cudaEventCreate(&begin), "cudaEventCreate");
+    check(cudaEventCreate(&end), "cudaEventCreate");
+    std::vector<float> times(21);
+    for (float& time : times) {
+        check(cudaEventRecord(begin), "cudaEventRecord");
+        launch();
+        check(cudaEventRecord(end), "cudaEventRecord");
+        check(cudaEventSynchronize(end), "cudaEventSynchronize");
+        check(cudaEventElapsedTime(&time, begin, end), "cudaEventElapsedTime");
+    }
+    std::nth_element(times.begin(), times.begin() + 10, times.end());
+    return 1e3 * times[10];
+}
+#endif
+
+void Case::run(const std::function<void()>& launch) {
+    allocate();
+    restore();
+    nvtxRangePushA(is_counted ? "counted" : size_.c_str());
+    launch();
+    nvtxRangePop();
+    check(cudaGetLastError(), "the launch");
+    check(cudaDeviceSynchronize(), "the kernel");
+    json arrays = json::array(), names = json::array();
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const auto& array : arrays_) {
+        names.push_back({array->name, array->n, bytes_of(array->type)});
+        std::vector<char> found(array->n * bytes_of(array->type));
+        check(cudaMemcpy(found.data(), array->data, found.size(), cudaMemcpyDeviceToHost), array->name.c_str());
+        if (!array->expected.empty()) hash = digest(found, hash);
+        if (array->is_input || !array->expected.empty()) arrays.push_back(compare(*array, found));
+    }
+    json each = {{"size", size_}, {"digest", std::to_string(hash)}, {"names", names}, {"arrays", arrays},
+                 {"minimum_bytes", minimum_bytes}, {"minimum_requests", minimum_requests},
+                 {"minimum_flops", minimum_flops}};
+#ifndef CUDA_ON_CPU
+    if (is_counted) each["us"] = microseconds(launch);
+#endif
+    result["cases"].push_back(each);
+}
+
+int main() {
+#ifdef CUDA_CPU_INSPECT
+    cuda_cpu::watch::record_launches(getenv("PUZZLE_RECORD") == nullptr);
+#endif
+    result["limits"] = {{"S", limits.sectors}, {"W", limits.wavefronts}, {"T", limits.traffic},
+                        {"requests", limits.requests}, {"products", limits.products},
+                        {"shared", limits.shared_bytes}, {"B", limits.barriers}, {"D", limits.same_bits}};
+    judge();
+    result["finished"] = true;
+    write_result();
+}

@@ -1,0 +1,470 @@
+#!/usr/bin/env python3
+"""Judges a puzzle by what a GPU would do: values, races, bounds, memory accesses, barriers. `make puzzle` calls it.
+
+    judge.py [NUMBER] [--watch] [--hint] [--solution] [--list]
+"""
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE.parent / "inspect"), str(HERE.parent)]
+from results import Results
+from run import barriers_of, fault_of
+from symbols import Mistake
+from tables import number, plural, times
+
+BUILD = ROOT / "build/puzzles"
+PROGRESS = BUILD / "progress.json"
+BEGIN, END = "// ---- your code", "// ---- end"
+SEEDS = (1, 2, 3)           # orders of the threads, besides the natural one
+SECONDS = 20                # a run that takes longer is an endless loop
+LINES, WIDTH = 12, 110      # of a verdict
+
+
+# ---- puzzles
+
+class Puzzle:
+    def __init__(self, path):
+        self.path, self.name = path, path.stem
+        self.number = int(path.stem[:2])
+        self.title = path.stem[3:].replace("_", " ")
+        self.folder = BUILD / self.name
+
+    def source(self):
+        return self.path.read_text(encoding="utf-8")
+
+    def statement(self):
+        """Returns the comment at the top of the file."""
+        lines = self.source().splitlines()
+        return [line[3:] for line in lines[:next(i for i, line in enumerate(lines) if not line.startswith("//"))]]
+
+    def notes(self):
+        """Returns {heading: text} of the file with the solution."""
+        text = (HERE / ".solutions" / f"{self.name}.txt").read_text(encoding="utf-8")
+        parts = re.split(r"^== (.*)\n", text, flags=re.MULTILINE)
+        return dict(zip(parts[1::2], parts[2::2]))
+
+    def with_code(self, code):
+        """Returns the source with other code between the lines BEGIN and END."""
+        before, rest = self.source().split(BEGIN, 1)
+        first, rest = rest.split("\n", 1)
+        return f"{before}{BEGIN}{first}\n{code}{rest[rest.rindex(END) - indent_before(rest):]}"
+
+    def digest(self):
+        return hashlib.sha256(self.source().encode()).hexdigest()
+
+
+def indent_before(text):
+    """Returns the spaces before the last END."""
+    line = text[:text.rindex(END)].rsplit("\n", 1)[-1]
+    return len(line)
+
+
+def all_puzzles():
+    return [Puzzle(path) for path in sorted(HERE.glob("[0-9][0-9]_*.cu"))]
+
+
+def read_progress():
+    return json.loads(PROGRESS.read_text()) if PROGRESS.exists() else {}
+
+
+def is_solved(puzzle, progress):
+    return progress.get(puzzle.name, {}).get("digest") == puzzle.digest()
+
+
+# ---- building and running
+
+@dataclass
+class Problem:
+    """The first problem of a puzzle. kind selects the hint; line is 0 if no line is to blame."""
+    kind: str
+    line: int
+    text: str
+
+
+@dataclass
+class Run:
+    """A run of the program: its result, the recording of dev/inspect or None, and how it ended."""
+    result: dict
+    raw: dict
+    output: str
+    code: int
+
+
+class Judge:
+    """Judges one source file. file: compiled in place of the puzzle's, which messages name."""
+
+    def __init__(self, puzzle, folder=None, text=None):
+        self.puzzle, self.folder, self.text = puzzle, folder or puzzle.folder, text
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.program = self.folder / "program"
+
+    def build(self):
+        """Returns a Problem if the file does not compile."""
+        source = self.puzzle.path
+        if self.text is not None:
+            source = self.folder / self.puzzle.path.name
+            source.write_text(self.text, encoding="utf-8")
+        self.source = os.path.relpath(source, ROOT)
+        rewritten = subprocess.run([sys.executable, "dev/cpu/rewrite.py", self.source, "-o", f"{self.program}.cpp",
+                                    "-Idev/puzzles"], cwd=ROOT, capture_output=True, text=True)
+        compile_words = os.environ["PUZZLE_COMPILE"].split()
+        compiled = rewritten if rewritten.returncode else subprocess.run(
+            [*compile_words, "-c", f"{self.program}.cpp", "-o", f"{self.program}.o"],
+            cwd=ROOT, capture_output=True, text=True)
+        if compiled.returncode == 0:
+            objects = [f"{self.program}.o", str(BUILD / f"cases/{self.puzzle.name}.o"), str(BUILD / "judge.o")]
+            words = os.environ["PUZZLE_LINK"].replace("OBJECTS", " ".join(objects)).replace(
+                "PROGRAM", str(self.program)).split()
+            compiled = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        if compiled.returncode == 0:
+            return None
+        error = next((line for line in compiled.stderr.splitlines() if "error" in line or "undefined" in line),
+                     compiled.stderr.strip().split("\n")[0])
+        place = re.search(re.escape(Path(self.source).name) + r":(\d+)", error)
+        return Problem("compile", int(place[1]) if place else 0, re.sub(r"^\S+:\d+(:\d+)?: ", "", error))
+
+    def run(self, name, **settings):
+        """Runs the program with these environment variables."""
+        result, recording = self.folder / f"{name}.result", self.folder / f"{name}.json"
+        for path in (result, recording):
+            path.unlink(missing_ok=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": "h100",
+                       "PUZZLE_OUT": str(result), "INSPECT_OUT": str(recording), **settings}
+        try:
+            done = subprocess.run([str(self.program)], env=environment, capture_output=True, text=True,
+                                  errors="replace", timeout=SECONDS, cwd=ROOT)
+            output, code = done.stdout + done.stderr, done.returncode
+        except subprocess.TimeoutExpired:
+            output, code = "", None
+        raw = json.loads(recording.read_text()) if recording.exists() else None
+        if raw and raw["ended"] == "at its end":
+            raw["ended"] = f"exit code {code}"
+        return Run(json.loads(result.read_text()) if result.exists() else {}, raw, output, code)
+
+    # ---- problems, in the order in which they are reported
+
+    def judge(self):
+        """Returns the first Problem or None, and the figures {name: (found, limit)} of a solved puzzle."""
+        problem = self.build()
+        if problem:
+            return problem, {}
+        with ThreadPoolExecutor(2) as pool:
+            recorded = pool.submit(self.run, "recorded")
+            orders = list(pool.map(lambda seed: self.run(f"seed-{seed}", CUDA_CPU_SEED=str(seed), PUZZLE_RECORD="no"),
+                                   SEEDS))
+            self.recorded = recorded.result()
+        self.results = Results(self.recorded.raw, root=str(ROOT)) if self.recorded.raw else None
+        problem = self.hazard() or self.wrong_end(self.recorded) or self.wrong_values(self.recorded)
+        for seed, order in zip(SEEDS, orders):
+            problem = problem or self.wrong_end(order) or self.wrong_values(
+                order, f"With the threads in another order (CUDA_CPU_SEED={seed}): ")
+        problem = problem or self.different_bits([self.recorded, *orders])
+        if problem:
+            return problem, {}
+        limits, figures = self.recorded.result["limits"], self.figures()
+        for name, (found, limit) in figures.items():
+            if found > limit * (1 + 1e-9):
+                return self.excess(name, found, limit), figures
+        return (self.unnecessary_barrier() if limits["B"] else None), figures
+
+    def line_of(self, place_file, line):
+        return line if os.path.basename(place_file) == self.puzzle.path.name else 0
+
+    def hazard(self):
+        """Returns the first access out of bounds, race or uninitialised read, in this order."""
+        if not self.results:
+            return None
+        found = [(kind, kernel, hazard) for kind in ("out_of_bounds", "races", "uninitialised")
+                 for kernel in self.results.kernels for hazard in getattr(kernel, kind)]
+        if not found:
+            return None
+        kind, kernel, hazard = found[0]
+        access = hazard["accesses"][0]
+        who = f"Thread {access['thread']} of block {access['block']}"
+        line = self.line_of(access["file"], access["line"])
+        array = self.array_of(hazard)
+        if kind == "out_of_bounds":
+            what = hazard["why"] or f"{access['access']}s {array}"
+            return Problem("bounds", line, f"{who}: {what}. That is outside of the array.")
+        if kind == "uninitialised":
+            return Problem("uninitialised", line, f"{who} loads {array}, which no thread has stored.")
+        other = hazard["accesses"][1]
+        return Problem("race", line, f"{who} {access['access']}s {array}, and thread {other['thread']} of block "
+                       f"{other['block']} {other['access']}s it at line {other['line']}: {hazard['why']}.")
+
+    def array_of(self, hazard):
+        """Returns the name of the accessed element."""
+        if hazard["memory"] == "shared":
+            return f"{hazard['array'] or 'shared memory'} (byte {hazard['address']})"
+        arrays = [array for case in self.recorded.result.get("cases", []) for array in case["names"]]
+        if hazard["allocation"] >= len(arrays):
+            return f"global memory (byte {hazard['address']})"
+        name, n, width = arrays[hazard["allocation"]]
+        return f"{name}[{hazard['address'] // width}] (n = {n})"
+
+    def wrong_end(self, run):
+        """Returns a Problem if the program did not run to its end."""
+        if run.result.get("finished"):
+            return None
+        error = run.result.get("cuda_error")
+        if error:
+            return Problem("launch", 0, f"CUDA reports an error of {error['call']}: {error['text']}.")
+        if run.code is None:
+            return Problem("endless", 0, f"The kernel was still running after {SECONDS} s.")
+        if run.code < 0:
+            return Problem("crash", 0, "The program crashed: it used an invalid address, far from any array.")
+        text = [line for line in run.output.splitlines() if line.strip()]
+        start = next((i for i, line in enumerate(text) if "deadlock" in line), 0)
+        place = re.search(re.escape(self.puzzle.path.name) + r":(\d+)", run.output)
+        return Problem("deadlock" if "deadlock" in run.output else "stopped", int(place[1]) if place else 0,
+                       "The kernel did not end. " + "; ".join(line.strip() for line in text[start:start + 4]))
+
+    def wrong_values(self, run, order=""):
+        for case in run.result["cases"]:
+            size = f"{order}Size {case['size']}: "
+            for array in case["arrays"]:
+                name, wrong, n = array["name"], array["wrong"], array["n"]
+                if not wrong:
+                    continue
+                difference = f"{name}[{array['index']}] is {array['found']}, expected {array['expected']}"
+                if array["is_input"]:
+                    return Problem("input", 0, f"{size}the kernel changed its input: {difference}.")
+                if array["unwritten"] == n:
+                    return Problem("unwritten", 0, f"{size}nothing was written to {name}.")
+                if array["unwritten"]:
+                    return Problem("unwritten", 0, f"{size}{array['unwritten']} of {n} elements of {name} were not "
+                                   f"written. The first wrong one: {difference}.")
+                return Problem("values", 0, f"{size}{difference} ({wrong} of {n} elements are wrong).")
+        return None
+
+    def different_bits(self, runs):
+        if not runs[0].result["limits"]["D"]:
+            return None
+        for cases in zip(*(run.result["cases"] for run in runs)):
+            if len({case["digest"] for case in cases}) > 1:
+                return Problem("D", 0, f"Size {cases[0]['size']}: the results have other bits when the threads run in "
+                               "another order.")
+        return None
+
+    # ---- counts, at the last size
+
+    def counted(self):
+        return [kernel for kernel in self.results.kernels if kernel.range == "counted"]
+
+    def figures(self):
+        """Returns {name: (found, limit)} of what the puzzle judges."""
+        case, limits = self.recorded.result["cases"][-1], self.recorded.result["limits"]
+        kernels = self.counted()
+        total = lambda key: sum(kernel.launches * getattr(kernel.sums, key) for kernel in kernels)
+        requests = sum(kernel.launches * site["requests"] for kernel in kernels for line in kernel.lines
+                       for site in line.sites if site["space"] == "global")
+        found = {"S": total("sectors") / max(1, total("least_sectors")),
+                 "W": total("wavefronts") / max(1, total("least_wavefronts")),
+                 "T": 32 * total("sectors") / (case["minimum_bytes"] or 1),
+                 "requests": requests / (case["minimum_requests"] or 1),
+                 "products": sum(k.launches * k.raw["tensor_flops"] for k in kernels) / (case["minimum_flops"] or 1),
+                 "shared": max((kernel.shared for kernel in kernels), default=0)}
+        return {name: (found[name], limits[name]) for name in found if limits[name]}
+
+    def excess(self, name, found, limit):
+        """Returns a Problem that names the line with the largest excess."""
+        lines = [(kernel, line) for kernel in self.counted() for line in kernel.lines]
+        rank = {"S": lambda s: s.sectors - s.least_sectors, "W": lambda s: s.wavefronts - s.least_wavefronts,
+                "T": lambda s: s.sectors, "requests": lambda s: s.requests}.get(name)
+        texts = {"S": "{0} times the minimum of sectors. Most of them at this line: {1} sectors, {2} would do.",
+                 "W": "{0} times the minimum of wavefronts. Most of them at this line: {3} wavefronts, {4} would do.",
+                 "T": "{0} times the necessary bytes of global memory. This line accesses most: {5} bytes.",
+                 "requests": "{0} times the necessary memory instructions. This line has most: {6}.",
+                 "products": "{0} times the necessary products.", "shared": "{7} bytes of shared memory."}
+        if not lines or not rank:
+            return Problem(name, 0, texts[name].format(times(found), *[""] * 6, int(found)) + f" Limit: {number(limit)}.")
+        line = max(lines, key=lambda entry: entry[0].launches * rank(entry[1].sums))[1]
+        sums = line.sums
+        shown = texts[name].format(times(found), sums.sectors, sums.least_sectors, sums.wavefronts,
+                                   sums.least_wavefronts, 32 * sums.sectors, sums.requests)
+        return Problem(name, self.line_of(line.place.file, line.place.line), f"{shown} Limit: {times(limit)}.")
+
+    def unnecessary_barrier(self):
+        """Removes each barrier in turn. A barrier is needed if that causes a fault at any size."""
+        def is_needed(entry):
+            at, (_, _, addresses, _) = entry
+            run = self.run(f"without-{at}", INSPECT_REMOVE=" ".join(f"{address:x}" for address in addresses))
+            return not run.raw or bool(fault_of(run.raw)) or bool(self.wrong_end(run) or self.wrong_values(run))
+        barriers = barriers_of(self.results)
+        with ThreadPoolExecutor(2) as pool:
+            needed = list(pool.map(is_needed, enumerate(barriers)))
+        for (name, place, _, _), need in zip(barriers, needed):
+            if not need:
+                return Problem("B", self.line_of(place.file, place.line),
+                               f"This {name} is not needed: without it there is no race at any size.")
+        return None
+
+    def estimate(self):
+        """Returns a phrase with the estimated time of the last size on an H100."""
+        kernels = self.counted()
+        bound = max(kernels, key=lambda kernel: kernel.launches * kernel.us).bound
+        return f"{number(sum(k.launches * k.us for k in kernels))} µs on an H100, bound by {bound} (estimated)"
+
+
+# ---- verdicts
+
+NAMES = {"S": "sectors", "W": "wavefronts", "T": "bytes", "requests": "instructions", "products": "products",
+         "shared": "shared bytes"}
+
+
+def figure_text(name, found, limit):
+    shown = f"{int(found)}" if name == "shared" else times(found)
+    return f"{NAMES[name]} {shown} (limit {int(limit) if name == 'shared' else times(limit)})"
+
+
+def wrap(text, indent="  "):
+    """Breaks a text into lines of WIDTH characters."""
+    lines, words = [indent], text.split()
+    for word in words:
+        if len(lines[-1]) + len(word) >= WIDTH:
+            lines.append(indent)
+        lines[-1] += (" " if lines[-1].strip() else "") + word
+    return lines
+
+
+def failed_lines(puzzle, problem, source):
+    place = f"{os.path.relpath(puzzle.path, ROOT)}:{problem.line}" if problem.line else os.path.relpath(puzzle.path, ROOT)
+    lines = [f"puzzle {puzzle.number}, {puzzle.title}: not solved: {problem.kind}", f"  {place}"]
+    if problem.line:
+        lines.append(f"    {source.splitlines()[problem.line - 1].strip()}")
+    lines += wrap(problem.text)[:6]
+    return [*lines, f"  make puzzle P={puzzle.number} HINT=yes"]
+
+
+def compare_lines(puzzle):
+    """Returns where the trainer has such a kernel, and what that version does better."""
+    for heading, text in puzzle.notes().items():
+        if not heading.startswith("compare "):
+            continue
+        name = heading.split()[1]
+        for path in [ROOT / "train_gpt.cu", *sorted((ROOT / "gpt").glob("*.cuh"))]:
+            for at, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if re.search(rf"\b{re.escape(name)}\b", line) and not line.lstrip().startswith("//"):
+                    return [f"  {os.path.relpath(path, ROOT)}:{at} {name}", *wrap(text, "    ")]
+        raise Mistake(f"{puzzle.name}: the trainer has no {name}")
+    return []
+
+
+def solved_lines(puzzle, judge, figures):
+    cases = judge.recorded.result["cases"]
+    error = max(array["error"] for case in cases for array in case["arrays"])
+    judged = "".join(f", {figure_text(name, *pair)}" for name, pair in figures.items())
+    limits = judge.recorded.result["limits"]
+    also = ", every barrier needed" * limits["B"] + ", equal bits in every order" * limits["D"]
+    return [f"puzzle {puzzle.number}, {puzzle.title}: SOLVED",
+            *wrap(f"{plural(len(cases), 'size')} in {1 + len(SEEDS)} orders of the threads: error {error:.2f} of the "
+                  f"limit, no race{judged}{also}"),
+            f"  {judge.estimate()}", *compare_lines(puzzle)]
+
+
+def verdict(puzzle):
+    """Judges a puzzle, prints the verdict, stores the progress; returns whether it is solved."""
+    source = puzzle.source()
+    judge = Judge(puzzle)
+    problem, figures = judge.judge()
+    progress = read_progress()
+    progress.pop(puzzle.name, None)
+    if problem:
+        lines = failed_lines(puzzle, problem, source)
+        (puzzle.folder / "problem").write_text(problem.kind)
+    else:
+        lines = solved_lines(puzzle, judge, figures)
+        progress[puzzle.name] = {"digest": puzzle.digest(), "figures": figures, "estimate": judge.estimate()}
+        (puzzle.folder / "problem").unlink(missing_ok=True)
+    PROGRESS.write_text(json.dumps(progress, indent=1))
+    print("\n".join(line[:WIDTH] for line in lines[:LINES]), flush=True)
+    return not problem
+
+
+def watch(puzzle):
+    last = None
+    while True:
+        now = puzzle.path.stat().st_mtime_ns
+        if now != last:
+            last = now
+            print("\033[2J\033[H", end="")
+            verdict(puzzle)
+        time.sleep(0.2)
+
+
+def hint(puzzle):
+    """Prints the hint for the problem of the last verdict."""
+    path = puzzle.folder / "problem"
+    kind = path.read_text() if path.exists() else "unwritten"
+    notes = puzzle.notes()
+    general = (HERE / "hints.txt").read_text(encoding="utf-8")
+    others = dict(re.findall(r"^== (\S+)\n((?:(?!== ).*\n?)*)", general, re.MULTILINE))
+    print("\n".join(wrap(notes.get(f"hint {kind}") or others[kind], "")))
+
+
+def solution(puzzle):
+    if not is_solved(puzzle, read_progress()):
+        raise Mistake(f"puzzle {puzzle.number}: expected a solved puzzle; solve it first, or read "
+                      f"dev/puzzles/.solutions/{puzzle.name}.txt")
+    print(puzzle.notes()["solution"], end="")
+
+
+def print_list(puzzles):
+    progress = read_progress()
+    for puzzle in puzzles:
+        entry = progress.get(puzzle.name) if is_solved(puzzle, progress) else None
+        figures = ", ".join(f"{NAMES[name]} {number(found) if name == 'shared' else times(found)}"
+                            for name, (found, _) in entry["figures"].items()) if entry else ""
+        estimate = entry["estimate"].split(",")[0] if entry else ""
+        print(f"{puzzle.number:2}  {puzzle.title:34} {'solved' if entry else '':8}{figures:40}{estimate}".rstrip())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("number", nargs="?", type=int, help="of a puzzle; default: the first that is not solved")
+    parser.add_argument("--watch", action="store_true", help="judge again whenever the file is saved")
+    parser.add_argument("--hint", action="store_true", help="print a hint for the problem of the last verdict")
+    parser.add_argument("--solution", action="store_true", help="print the code of the solution, of a solved puzzle")
+    parser.add_argument("--list", action="store_true", help="print the progress")
+    options = parser.parse_args()
+    puzzles = all_puzzles()
+    try:
+        if options.list:
+            return print_list(puzzles)
+        progress = read_progress()
+        if options.number is None:
+            puzzle = next((each for each in puzzles if not is_solved(each, progress)), None)
+            if not puzzle:
+                print("All puzzles are solved.")
+                return 0
+        else:
+            puzzle = next((each for each in puzzles if each.number == options.number), None)
+            if not puzzle:
+                raise Mistake(f"P={options.number}: expected 1 to {len(puzzles)}")
+        if options.hint or options.solution:
+            return hint(puzzle) if options.hint else solution(puzzle)
+        if options.watch:
+            return watch(puzzle)
+        print("\n".join(puzzle.statement()) + "\n")
+        return 0 if verdict(puzzle) else 1
+    except Mistake as mistake:
+        print(f"puzzle: {mistake}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Tests the puzzles: each one fails as delivered, its solution is accepted, and each wrong solution is rejected for the
+stated reason, with the right line. `make test-puzzles` calls it.
+
+    test_puzzles.py [NUMBER...]
+"""
+import re
+import sys
+import time
+
+from judge import BUILD, Judge, all_puzzles
+sys.path.append(str(BUILD.parents[1] / "dev/tests"))
+from testing import expect, expect_equal, finish
+
+
+def changed(code, edits):
+    """Applies the edits of a wrong solution: runs of lines "-old" and then "+new". Returns the new code and the text of
+    the line that the verdict must name: "@text", else the first new line."""
+    named = re.search(r"^@(.*)", edits, re.MULTILINE)
+    for old, new in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)*)", edits, re.MULTILINE):
+        old, new = (re.sub(r"^.", "", text, flags=re.MULTILINE) for text in (old, new))
+        if code.count(old) != 1:
+            raise ValueError(f"expected once in the solution: {old}")
+        code = code.replace(old, new)
+    added = re.search(r"^\+(.*)", edits, re.MULTILINE)
+    return code, (named or added or [0, ""])[1].strip()
+
+
+def judged(puzzle, folder, code):
+    """Returns the Problem of the puzzle with this code (None: accepted), the text of the line that it names, figures."""
+    text = puzzle.with_code(code)
+    begin = time.monotonic()
+    problem, figures = Judge(puzzle, BUILD / "test" / puzzle.name / folder, text).judge()
+    line = text.splitlines()[problem.line - 1].strip() if problem and problem.line else ""
+    return problem, line, figures, time.monotonic() - begin
+
+
+def test(puzzle):
+    notes = puzzle.notes()
+    solution = notes["solution"]
+    delivered, kind = notes.get("delivered", ""), next((h[10:] for h in notes if h.startswith("delivered ")), "unwritten")
+    delivered = next((notes[h] for h in notes if h.startswith("delivered ")), "")
+    problem, _, _, _ = judged(puzzle, "delivered", delivered)
+    expect_equal(problem and problem.kind, kind, f"{puzzle.name}: as delivered it is rejected")
+    problem, _, figures, seconds = judged(puzzle, "solution", solution)
+    expect(not problem, f"{puzzle.name}: the solution is accepted", problem)
+    print(f"        {seconds:.1f} s; " + ", ".join(f"{name} {found:.2f} (limit {limit:g})"
+                                                   for name, (found, limit) in figures.items()))
+    wrong = {heading: edits for heading, edits in notes.items() if heading.startswith("wrong ")}
+    expect(len(wrong) >= 3, f"{puzzle.name}: has three wrong solutions")
+    for at, (heading, edits) in enumerate(wrong.items()):
+        _, kind, what = re.fullmatch(r"(wrong) (\S+): (.*)", heading).groups()
+        code, named = changed(solution, edits)
+        problem, line, _, _ = judged(puzzle, f"wrong-{at}", code)
+        expect(problem and problem.kind == kind and (not problem.line or line == named),
+               f"{puzzle.name}: {what}: {kind}", f"found {problem}, line `{line}`; expected line `{named}`")
+        if problem:
+            print(f"        {problem.text}")
+
+
+def main():
+    numbers = [int(word) for word in sys.argv[1:]]
+    for puzzle in all_puzzles():
+        if not numbers or puzzle.number in numbers:
+            test(puzzle)
+    finish()
+
+
+if __name__ == "__main__":
+    main()
