@@ -44,6 +44,7 @@ struct ncclComm {
     int rank = 0, size = 1;
     nccl_cpu::Shared* shared = nullptr;
     int all_reduces = 0;
+    double bytes_sent = 0;   // by this rank, with NCCL's ring algorithms
     int calls = 0;   // collectives that this rank has started, plus 1 while it sends or receives
     std::atomic<ncclResult_t> error{ncclSuccess};  // the first error, which all later calls return
     std::atomic<bool> gone{false};                 // destroyed or aborted
@@ -267,6 +268,20 @@ inline void run_collective(ncclComm& comm, const Call& call) {
     }
 }
 
+// Returns the bytes that each rank sends if the ranks form a ring.
+inline double ring_bytes(const ncclComm& comm, const Call& call) {
+    const double bytes = static_cast<double>(bytes_of(call)), others = comm.size - 1;
+    switch (call.kind) {
+    case ALL_REDUCE: return 2 * bytes * others / comm.size;   // a reduce-scatter and an all-gather
+    case REDUCE_SCATTER:
+    case ALL_GATHER: return bytes * others;
+    case BROADCAST: return bytes;
+    case SEND: return bytes;
+    case RECV: return 0;
+    }
+    return 0;
+}
+
 // Runs the sends and receives of a group on one communicator, all at the same time.
 inline void run_messages(ncclComm& comm, const std::vector<Call>& calls) {
     std::vector<Transfer> transfers;
@@ -304,6 +319,7 @@ inline void perform(const Issued& issued) {
         comm.error = ncclRemoteError;
         wait_until(comm, [] { return false; });
     }
+    for (const Call& call : issued.calls) comm.bytes_sent += ring_bytes(comm, call);
     if (issued.calls[0].kind >= SEND) run_messages(comm, issued.calls);
     else run_collective(comm, issued.calls[0]);
 }

@@ -75,7 +75,7 @@ public:
     void add_allocation(const void* place, size_t bytes) {
         constexpr uint64_t page = 1 << 21;   // a GPU's page size
         const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
-        allocations_[begin] = {begin, bytes, next_, "", allocated_++};
+        allocations_[begin] = {begin, bytes, next_};
         next_ += (bytes + 2 * guard_bytes + page - 1) / page * page;
         last_ = {};
         gaps_ = {};
@@ -113,11 +113,11 @@ public:
             if (at - array.at < array.bytes) return {array.name, at - array.at};
         return {"", at};
     }
-    // Returns the number of the allocation that a global address is in or next to, and the offset from its begin.
-    std::pair<size_t, int64_t> within_allocation(uint64_t at) const {
+    // Returns the begin of the allocation that a global address is in or next to, and the offset from there.
+    std::pair<uintptr_t, int64_t> within_allocation(uint64_t at) const {
         for (const auto& [begin, allocation] : allocations_)
             if (at + guard_bytes - allocation.at < allocation.bytes + 2 * guard_bytes)
-                return {allocation.number, static_cast<int64_t>(at - allocation.at)};
+                return {begin, static_cast<int64_t>(at - allocation.at)};
         return {0, static_cast<int64_t>(at)};
     }
 
@@ -127,7 +127,6 @@ private:
         size_t bytes = 0;
         uint64_t at = 0;
         const char* name = "";   // of a static array, mangled
-        size_t number = 0;       // of an allocation: how many were made before it
         bool has(uintptr_t p) const { return p - begin < bytes; }
         Range guarded() const { return {begin - guard_bytes, bytes + 2 * guard_bytes}; }
         bool overlaps(const Range& r) const { return begin < r.begin + r.bytes && r.begin < begin + bytes; }
@@ -151,7 +150,6 @@ private:
     uint64_t static_bytes_ = 0;
     std::map<uintptr_t, Range> allocations_;
     uint64_t next_ = 1 << 21;
-    size_t allocated_ = 0;
 };
 
 // ==== call stacks and sites ==============================================================================
@@ -221,7 +219,7 @@ struct Hazard {
     Side later, earlier;
     uint64_t count;
     std::string why;
-    size_t allocation = 0;  // its number
+    uintptr_t allocation = 0;
 };
 
 struct Kernel {
@@ -496,7 +494,7 @@ static bool happens_before(const Entry& entry, Space space, const NewAccess& lat
 static void add(Hazard& hazard, Space space, uint64_t at, const Side& later, const Side& earlier,
                 const std::string& why) {
     const auto [allocation, offset] =
-        space == Space::SHARED ? std::pair(size_t{0}, static_cast<int64_t>(at)) : memory.within_allocation(at);
+        space == Space::SHARED ? std::pair(uintptr_t{0}, static_cast<int64_t>(at)) : memory.within_allocation(at);
     if (hazard.count == 0) hazard = {space, offset, later, earlier, 0, why, allocation};
     hazard.count++;
 }

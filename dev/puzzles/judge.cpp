@@ -9,12 +9,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 using json = nlohmann::ordered_json;
 
 bool is_counted = false;
+int own_rank = 0;
 static json result = {{"cases", json::array()}};
 
 static void write_result() {
@@ -50,6 +53,36 @@ static void set(std::vector<char>& bytes, Type type, size_t i, double value) {
     else reinterpret_cast<bf16*>(bytes.data())[i] = __float2bfloat16(static_cast<float>(value));
 }
 
+// ==== several processes ======================================================
+
+// Starts a process per rank; returns the rank in each. The first process waits for the others and ends.
+int fork_ranks(int size) {
+    constexpr unsigned seconds = 8;   // a run takes less; then the ranks wait for each other
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < size; rank++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            own_rank = rank;
+            for (const char* name : {"PUZZLE_OUT", "INSPECT_OUT"})
+                if (const char* path = getenv(name)) setenv(name, (path + std::string(".") + std::to_string(rank)).c_str(), 1);
+            alarm(seconds);
+            return rank;
+        }
+        children.push_back(child);
+    }
+    result["ranks"] = size;
+    json& ends = result["ends"] = json::array();
+    for (const pid_t child : children) {
+        int status = 0;
+        waitpid(child, &status, 0);
+        ends.push_back(WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status));
+    }
+    write_result();
+    _Exit(0);
+}
+
+// ==== random numbers =========================================================
+
 static uint64_t mix(uint64_t x) {   // splitmix64
     x += 0x9e3779b97f4a7c15;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
@@ -57,17 +90,24 @@ static uint64_t mix(uint64_t x) {   // splitmix64
     return x ^ x >> 31;
 }
 
-Storage& Case::add(const char* name, Type type, size_t n, double low, double high, bool is_input) {
-    arrays_.push_back(std::make_unique<Storage>(Storage{name, type, n, is_input, 1, {}, {}, nullptr}));
-    std::vector<double>& values = arrays_.back()->initial;
-    values.resize(n);
+std::vector<double> random_values(const Storage& storage, int rank) {
+    std::vector<double> values(storage.n);
     std::vector<char> one(4);
-    for (size_t i = 0; i < n; i++) {
-        const double uniform = std::ldexp(static_cast<double>(mix(mix(arrays_.size()) ^ i) >> 11), -53);   // [0, 1)
-        const double value = low + (high - low) * uniform;
-        set(one, type, 0, type == Type::INT ? std::floor(value) : value);
-        values[i] = get(one, type, 0);
+    const uint64_t stream = mix(mix(static_cast<uint64_t>(rank)) + storage.number);
+    for (size_t i = 0; i < storage.n; i++) {
+        const double uniform = std::ldexp(static_cast<double>(mix(stream ^ i) >> 11), -53);   // [0, 1)
+        const double value = storage.low + (storage.high - storage.low) * uniform;
+        set(one, storage.type, 0, storage.type == Type::INT ? std::floor(value) : value);
+        values[i] = get(one, storage.type, 0);
     }
+    return values;
+}
+
+// ==== cases ==================================================================
+
+Storage& Case::add(const char* name, Type type, size_t n, double low, double high, bool is_input) {
+    arrays_.push_back(std::make_unique<Storage>(Storage{name, type, n, is_input, arrays_.size(), low, high}));
+    arrays_.back()->initial = random_values(*arrays_.back(), own_rank);
     return *arrays_.back();
 }
 
@@ -87,6 +127,10 @@ Case::~Case() {
     for (auto& array : arrays_) cudaFree(array->data);
 }
 
+static bool is_filled(const char* element, Type type) {
+    return std::count(element, element + bytes_of(type), '\xff') == static_cast<int>(bytes_of(type));
+}
+
 // Returns the differences of an array from its expected values. An element's error is relative to its own size plus
 // the root mean square of all, and to the precision of the type.
 static json compare(const Storage& array, const std::vector<char>& found) {
@@ -102,10 +146,10 @@ static json compare(const Storage& array, const std::vector<char>& found) {
         const double difference = std::abs(value - expected[i]), limit = allowed * (std::abs(expected[i]) + rms);
         const bool is_right = difference <= limit || value == expected[i];
         if (limit > 0 && is_right) worst = std::max(worst, difference / limit);
-        static const std::vector<char> fill(4, '\xff');
-        const size_t width = bytes_of(array.type);
-        if (array.initial.empty()) unwritten += memcmp(&found[i * width], fill.data(), width) == 0;
-        if (!is_right && wrong++ == 0) first = i;
+        if (is_right) continue;
+        if (wrong++ == 0) first = i;
+        unwritten += array.initial.empty() ? is_filled(&found[i * bytes_of(array.type)], array.type)
+                                           : !array.is_input && value == array.initial[i];
     }
     json differences = {{"name", array.name}, {"is_input", array.is_input}, {"n", array.n}, {"error", worst},
                         {"wrong", wrong}, {"unwritten", unwritten}};
@@ -150,15 +194,19 @@ static double microseconds(const std::function<void()>& launch) {
 void Case::run(const std::function<void()>& launch) {
     allocate();
     restore();
+    size_t free_before, free_after, total;
+    check(cudaMemGetInfo(&free_before, &total), "cudaMemGetInfo");
+    const double sent_before = bytes_sent();
     nvtxRangePushA(is_counted ? "counted" : size_.c_str());
     launch();
     nvtxRangePop();
     check(cudaGetLastError(), "the launch");
     check(cudaDeviceSynchronize(), "the kernel");
+    check(cudaMemGetInfo(&free_after, &total), "cudaMemGetInfo");
     json arrays = json::array(), names = json::array();
     uint64_t hash = 0xcbf29ce484222325;
     for (const auto& array : arrays_) {
-        names.push_back({array->name, array->n, bytes_of(array->type)});
+        names.push_back({array->name, array->n, bytes_of(array->type), reinterpret_cast<uintptr_t>(array->data)});
         std::vector<char> found(array->n * bytes_of(array->type));
         check(cudaMemcpy(found.data(), array->data, found.size(), cudaMemcpyDeviceToHost), array->name.c_str());
         if (!array->expected.empty()) hash = digest(found, hash);
@@ -166,7 +214,8 @@ void Case::run(const std::function<void()>& launch) {
     }
     json each = {{"size", size_}, {"digest", std::to_string(hash)}, {"names", names}, {"arrays", arrays},
                  {"minimum_bytes", minimum_bytes}, {"minimum_requests", minimum_requests},
-                 {"minimum_flops", minimum_flops}};
+                 {"minimum_flops", minimum_flops}, {"minimum_sent", minimum_sent},
+                 {"sent", bytes_sent() - sent_before}, {"kept", free_before - std::min(free_before, free_after)}};
 #ifndef CUDA_ON_CPU
     if (is_counted) each["us"] = microseconds(launch);
 #endif
@@ -179,7 +228,7 @@ int main() {
 #endif
     result["limits"] = {{"S", limits.sectors}, {"W", limits.wavefronts}, {"T", limits.traffic},
                         {"requests", limits.requests}, {"products", limits.products},
-                        {"shared", limits.shared_bytes}, {"B", limits.barriers}, {"D", limits.same_bits}};
+                        {"shared", limits.shared_bytes}, {"sent", limits.sent}, {"B", limits.barriers}, {"D", limits.same_bits}};
     judge();
     result["finished"] = true;
     write_result();

@@ -21,8 +21,9 @@ struct Limits {
     double requests = 0;         // memory instructions of warps, over Case::minimum_requests
     double products = 0;         // FLOPs of tensor cores, over Case::minimum_flops
     int shared_bytes = 0;        // of shared memory per block
+    double sent = 0;             // bytes that a rank sends to others, over Case::minimum_sent
     bool barriers = false;       // B: no unnecessary barrier
-    bool same_bits = false;      // D: equal bits in any order of the threads
+    bool same_bits = false;      // D: equal bits in any order of the threads, and on all ranks
 };
 extern const Limits limits;
 void judge();
@@ -38,17 +39,23 @@ struct Storage {
     Type type;
     size_t n;
     bool is_input;                    // the puzzle must not change it
+    size_t number;                    // of this array in the case
+    double low, high;                 // of its random numbers
     double limit = 1;                 // of the error, relative to the type's precision
-    std::vector<double> initial;      // empty: NaN
-    std::vector<double> expected;     // empty: not checked
+    std::vector<double> initial = {};      // empty: NaN
+    std::vector<double> expected = {};     // empty: not checked
     void* data = nullptr;
 };
+
+std::vector<double> random_values(const Storage& storage, int rank);
 
 template <class T> struct Array {
     Storage& storage;
     double& operator[](size_t i) const { return storage.initial[i]; }   // of an input or an updated array
     double& expected(size_t i) const { return storage.expected[i]; }
     operator T*() const { return static_cast<T*>(storage.data); }
+    // The initial values on another rank.
+    std::vector<double> of_rank(int rank) const { return random_values(storage, rank); }
 };
 
 // One size: arrays, expected results, one run.
@@ -83,7 +90,8 @@ public:
         return array;
     }
 
-    double minimum_bytes = 0, minimum_requests = 0, minimum_flops = 0;
+    double minimum_bytes = 0, minimum_requests = 0, minimum_flops = 0, minimum_sent = 0;
+    std::function<double()> bytes_sent = [] { return 0.0; };   // by this rank since the program's start
 
     // Calls `launch`, waits for the device and compares. On a GPU it also measures the time of the last size.
     void run(const std::function<void()>& launch);
@@ -99,6 +107,7 @@ private:
 
 std::string size_text(const int* sizes, size_t count);   // "37 x 1000"
 extern bool is_counted;                                  // the last size runs
+extern int own_rank;
 
 // Calls f(case, sizes...) for each tuple of sizes. The counts of the last one are judged.
 template <size_t K, class F> void for_sizes(std::initializer_list<std::array<int, K>> all, F f) {

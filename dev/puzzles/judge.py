@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE.parent / "inspect"), str(HERE.parent)]
-from results import Results
+from results import HAZARDS, Results
 from run import barriers_of, fault_of
 from symbols import Mistake
 from tables import number, plural, times
@@ -94,12 +95,27 @@ class Problem:
 
 
 @dataclass
-class Run:
-    """A run of the program: its result, the recording of dev/inspect or None, and how it ended."""
+class Rank:
+    """A process of a run: its result, the recording of dev/inspect or None, and its exit code (None: too slow)."""
+    name: str           # "" if there is only one
     result: dict
     raw: dict
-    output: str
     code: int
+
+
+@dataclass
+class Run:
+    ranks: list
+    output: str
+
+    def cases(self):
+        """Yields (rank, case)."""
+        return ((rank, case) for rank in self.ranks for case in rank.result["cases"])
+
+
+def read(path):
+    """Returns the object in a JSON file; {} if the file does not exist."""
+    return json.loads(Path(path).read_text()) if os.path.exists(path) else {}
 
 
 class Judge:
@@ -138,20 +154,21 @@ class Judge:
     def run(self, name, **settings):
         """Runs the program with these environment variables."""
         result, recording = self.folder / f"{name}.result", self.folder / f"{name}.json"
-        for path in (result, recording):
-            path.unlink(missing_ok=True)
+        for path in self.folder.glob(f"{name}.*"):
+            path.unlink()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": "h100",
-                       "PUZZLE_OUT": str(result), "INSPECT_OUT": str(recording), **settings}
+                       "CUDA_CPU_DEVICES": "8", "PUZZLE_OUT": str(result), "INSPECT_OUT": str(recording), **settings}
         try:
             done = subprocess.run([str(self.program)], env=environment, capture_output=True, text=True,
                                   errors="replace", timeout=SECONDS, cwd=ROOT)
             output, code = done.stdout + done.stderr, done.returncode
         except subprocess.TimeoutExpired:
             output, code = "", None
-        raw = json.loads(recording.read_text()) if recording.exists() else None
-        if raw and raw["ended"] == "at its end":
-            raw["ended"] = f"exit code {code}"
-        return Run(json.loads(result.read_text()) if result.exists() else {}, raw, output, code)
+        ends = read(result).get("ends")
+        if not ends:
+            return Run([Rank("", read(result), read(recording), code)], output)
+        return Run([Rank(f"Rank {number}: ", read(f"{result}.{number}"), read(f"{recording}.{number}"), end)
+                    for number, end in enumerate(ends)], output)
 
     # ---- problems, in the order in which they are reported
 
@@ -165,7 +182,7 @@ class Judge:
             orders = list(pool.map(lambda seed: self.run(f"seed-{seed}", CUDA_CPU_SEED=str(seed), PUZZLE_RECORD="no"),
                                    SEEDS))
             self.recorded = recorded.result()
-        self.results = Results(self.recorded.raw, root=str(ROOT)) if self.recorded.raw else None
+        self.results = [Results(rank.raw, root=str(ROOT)) if rank.raw else None for rank in self.recorded.ranks]
         problem = self.hazard() or self.wrong_end(self.recorded) or self.wrong_values(self.recorded)
         for seed, order in zip(SEEDS, orders):
             problem = problem or self.wrong_end(order) or self.wrong_values(
@@ -173,28 +190,28 @@ class Judge:
         problem = problem or self.different_bits([self.recorded, *orders])
         if problem:
             return problem, {}
-        limits, figures = self.recorded.result["limits"], self.figures()
+        self.limits = self.recorded.ranks[0].result["limits"]
+        figures = self.figures()
         for name, (found, limit) in figures.items():
             if found > limit * (1 + 1e-9):
                 return self.excess(name, found, limit), figures
-        return (self.unnecessary_barrier() if limits["B"] else None), figures
+        return (self.unnecessary_barrier() if self.limits["B"] else None), figures
 
     def line_of(self, place_file, line):
         return line if os.path.basename(place_file) == self.puzzle.path.name else 0
 
     def hazard(self):
         """Returns the first access out of bounds, race or uninitialised read, in this order."""
-        if not self.results:
-            return None
-        found = [(kind, kernel, hazard) for kind in ("out_of_bounds", "races", "uninitialised")
-                 for kernel in self.results.kernels for hazard in getattr(kernel, kind)]
+        found = [(kind, rank, kernel, hazard) for kind in HAZARDS
+                 for rank, results in zip(self.recorded.ranks, self.results) if results
+                 for kernel in results.kernels for hazard in getattr(kernel, kind)]
         if not found:
             return None
-        kind, kernel, hazard = found[0]
+        kind, rank, kernel, hazard = found[0]
         access = hazard["accesses"][0]
-        who = f"Thread {access['thread']} of block {access['block']}"
+        who = f"{rank.name}Thread {access['thread']} of block {access['block']}"
         line = self.line_of(access["file"], access["line"])
-        array = self.array_of(hazard)
+        array = array_of(hazard, kernel, rank)
         if kind == "out_of_bounds":
             what = hazard["why"] or f"{access['access']}s {array}"
             return Problem("bounds", line, f"{who}: {what}. That is outside of the array.")
@@ -204,27 +221,20 @@ class Judge:
         return Problem("race", line, f"{who} {access['access']}s {array}, and thread {other['thread']} of block "
                        f"{other['block']} {other['access']}s it at line {other['line']}: {hazard['why']}.")
 
-    def array_of(self, hazard):
-        """Returns the name of the accessed element."""
-        if hazard["memory"] == "shared":
-            return f"{hazard['array'] or 'shared memory'} (byte {hazard['address']})"
-        arrays = [array for case in self.recorded.result.get("cases", []) for array in case["names"]]
-        if hazard["allocation"] >= len(arrays):
-            return f"global memory (byte {hazard['address']})"
-        name, n, width = arrays[hazard["allocation"]]
-        return f"{name}[{hazard['address'] // width}] (n = {n})"
-
     def wrong_end(self, run):
         """Returns a Problem if the program did not run to its end."""
-        if run.result.get("finished"):
+        rank = next((rank for rank in run.ranks if not rank.result.get("finished")), None)
+        if not rank:
             return None
-        error = run.result.get("cuda_error")
+        error = rank.result.get("cuda_error")
         if error:
-            return Problem("launch", 0, f"CUDA reports an error of {error['call']}: {error['text']}.")
-        if run.code is None:
+            return Problem("launch", 0, f"{rank.name}CUDA reports an error of {error['call']}: {error['text']}.")
+        if rank.code == -signal.SIGALRM:
+            return Problem("deadlock", 0, "The ranks wait for each other.")
+        if rank.code is None:
             return Problem("endless", 0, f"The kernel was still running after {SECONDS} s.")
-        if run.code < 0:
-            return Problem("crash", 0, "The program crashed: it used an invalid address, far from any array.")
+        if rank.code < 0:
+            return Problem("crash", 0, f"{rank.name}The program crashed: it used an invalid address, far from any array.")
         text = [line for line in run.output.splitlines() if line.strip()]
         start = next((i for i, line in enumerate(text) if "deadlock" in line), 0)
         place = re.search(re.escape(self.puzzle.path.name) + r":(\d+)", run.output)
@@ -232,8 +242,10 @@ class Judge:
                        "The kernel did not end. " + "; ".join(line.strip() for line in text[start:start + 4]))
 
     def wrong_values(self, run, order=""):
-        for case in run.result["cases"]:
-            size = f"{order}Size {case['size']}: "
+        for rank, case in run.cases():
+            size = f"{order}{rank.name}Size {case['size']}: "
+            if case["kept"]:
+                return Problem("kept", 0, f"{size}{case['kept']} bytes of device memory are allocated and not freed.")
             for array in case["arrays"]:
                 name, wrong, n = array["name"], array["wrong"], array["n"]
                 if not wrong:
@@ -250,23 +262,24 @@ class Judge:
         return None
 
     def different_bits(self, runs):
-        if not runs[0].result["limits"]["D"]:
+        if not runs[0].ranks[0].result["limits"]["D"]:
             return None
-        for cases in zip(*(run.result["cases"] for run in runs)):
-            if len({case["digest"] for case in cases}) > 1:
-                return Problem("D", 0, f"Size {cases[0]['size']}: the results have other bits when the threads run in "
-                               "another order.")
+        for what, ranks in (("on another rank", runs[0].ranks),
+                            ("when the threads run in another order", [run.ranks[0] for run in runs])):
+            for cases in zip(*(rank.result["cases"] for rank in ranks)):
+                if len({case["digest"] for case in cases}) > 1:
+                    return Problem("D", 0, f"Size {cases[0]['size']}: the results have other bits {what}.")
         return None
 
     # ---- counts, at the last size
 
     def counted(self):
-        return [kernel for kernel in self.results.kernels if kernel.range == "counted"]
+        kernels = self.results[0].kernels if self.results[0] else []
+        return [kernel for kernel in kernels if kernel.range == "counted"]
 
     def figures(self):
         """Returns {name: (found, limit)} of what the puzzle judges."""
-        case, limits = self.recorded.result["cases"][-1], self.recorded.result["limits"]
-        kernels = self.counted()
+        case, kernels = self.recorded.ranks[0].result["cases"][-1], self.counted()
         total = lambda key: sum(kernel.launches * getattr(kernel.sums, key) for kernel in kernels)
         requests = sum(kernel.launches * site["requests"] for kernel in kernels for line in kernel.lines
                        for site in line.sites if site["space"] == "global")
@@ -275,8 +288,9 @@ class Judge:
                  "T": 32 * total("sectors") / (case["minimum_bytes"] or 1),
                  "requests": requests / (case["minimum_requests"] or 1),
                  "products": sum(k.launches * k.raw["tensor_flops"] for k in kernels) / (case["minimum_flops"] or 1),
-                 "shared": max((kernel.shared for kernel in kernels), default=0)}
-        return {name: (found[name], limits[name]) for name in found if limits[name]}
+                 "shared": max((kernel.shared for kernel in kernels), default=0),
+                 "sent": max(case["sent"] / (case["minimum_sent"] or 1) for _, case in self.recorded.cases())}
+        return {name: (found[name], self.limits[name]) for name in found if self.limits[name]}
 
     def excess(self, name, found, limit):
         """Returns a Problem that names the line with the largest excess."""
@@ -287,7 +301,8 @@ class Judge:
                  "W": "{0} times the minimum of wavefronts. Most of them at this line: {3} wavefronts, {4} would do.",
                  "T": "{0} times the necessary bytes of global memory. This line accesses most: {5} bytes.",
                  "requests": "{0} times the necessary memory instructions. This line has most: {6}.",
-                 "products": "{0} times the necessary products.", "shared": "{7} bytes of shared memory."}
+                 "products": "{0} times the necessary products.", "shared": "{7} bytes of shared memory.",
+                 "sent": "A rank sends {0} times the necessary bytes."}
         if not lines or not rank:
             return Problem(name, 0, texts[name].format(times(found), *[""] * 6, int(found)) + f" Limit: {number(limit)}.")
         line = max(lines, key=lambda entry: entry[0].launches * rank(entry[1].sums))[1]
@@ -301,8 +316,8 @@ class Judge:
         def is_needed(entry):
             at, (_, _, addresses, _) = entry
             run = self.run(f"without-{at}", INSPECT_REMOVE=" ".join(f"{address:x}" for address in addresses))
-            return not run.raw or bool(fault_of(run.raw)) or bool(self.wrong_end(run) or self.wrong_values(run))
-        barriers = barriers_of(self.results)
+            return not run.ranks[0].raw or bool(fault_of(run.ranks[0].raw)) or bool(self.wrong_end(run) or self.wrong_values(run))
+        barriers = barriers_of(self.results[0])
         with ThreadPoolExecutor(2) as pool:
             needed = list(pool.map(is_needed, enumerate(barriers)))
         for (name, place, _, _), need in zip(barriers, needed):
@@ -314,14 +329,28 @@ class Judge:
     def estimate(self):
         """Returns a phrase with the estimated time of the last size on an H100."""
         kernels = self.counted()
+        if not kernels:
+            return "no kernel was launched"
         bound = max(kernels, key=lambda kernel: kernel.launches * kernel.us).bound
         return f"{number(sum(k.launches * k.us for k in kernels))} µs on an H100, bound by {bound} (estimated)"
+
+
+def array_of(hazard, kernel, rank):
+    """Returns the name of the accessed element."""
+    if hazard["memory"] == "shared":
+        return f"{hazard['array'] or 'shared memory'} (byte {hazard['address']})"
+    cases = rank.result.get("cases", [])
+    case = next((case for case in cases if case["size"] == kernel.range), cases[-1] if cases else {"names": []})
+    for name, n, width, place in case["names"]:
+        if place == hazard["allocation"]:
+            return f"{name}[{hazard['address'] // width}] (n = {n})"
+    return f"global memory (byte {hazard['address']})"
 
 
 # ---- verdicts
 
 NAMES = {"S": "sectors", "W": "wavefronts", "T": "bytes", "requests": "instructions", "products": "products",
-         "shared": "shared bytes"}
+         "shared": "shared bytes", "sent": "bytes sent"}
 
 
 def figure_text(name, found, limit):
@@ -363,13 +392,12 @@ def compare_lines(puzzle):
 
 
 def solved_lines(puzzle, judge, figures):
-    cases = judge.recorded.result["cases"]
+    cases = [case for _, case in judge.recorded.cases()]
     error = max(array["error"] for case in cases for array in case["arrays"])
     judged = "".join(f", {figure_text(name, *pair)}" for name, pair in figures.items())
-    limits = judge.recorded.result["limits"]
-    also = ", every barrier needed" * limits["B"] + ", equal bits in every order" * limits["D"]
+    also = ", every barrier needed" * judge.limits["B"] + ", equal bits in every order" * judge.limits["D"]
     return [f"puzzle {puzzle.number}, {puzzle.title}: SOLVED",
-            *wrap(f"{plural(len(cases), 'size')} in {1 + len(SEEDS)} orders of the threads: error {error:.2f} of the "
+            *wrap(f"{plural(len(judge.recorded.ranks[0].result['cases']), 'size')} in {1 + len(SEEDS)} orders of the threads: error {error:.2f} of the "
                   f"limit, no race{judged}{also}"),
             f"  {judge.estimate()}", *compare_lines(puzzle)]
 

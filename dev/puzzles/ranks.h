@@ -1,0 +1,29 @@
+// For the cases of puzzles on several GPUs: one process per GPU, connected by NCCL.
+#pragma once
+
+#include "judge.h"
+
+#include <nccl.h>
+
+int fork_ranks(int size);
+
+struct Ranks {
+    int rank, size;
+    ncclComm_t comm;
+};
+
+// Calls f(case, ranks, sizes...) in each of `size` processes, for each tuple of sizes.
+template <size_t K, class F> void for_ranks(int size, std::initializer_list<std::array<int, K>> all, F f) {
+    ncclUniqueId id;
+    ncclGetUniqueId(&id);
+    Ranks ranks{fork_ranks(size), size, nullptr};
+    cudaSetDevice(ranks.rank);
+    ncclCommInitRank(&ranks.comm, size, id, ranks.rank);
+    for_sizes<K>(all, [&](Case& c, auto... sizes) {
+#ifdef CUDA_ON_CPU
+        c.bytes_sent = [&] { return ranks.comm->bytes_sent; };
+#endif
+        f(c, ranks, sizes...);
+    });
+    ncclCommDestroy(ranks.comm);
+}
