@@ -179,11 +179,16 @@ class Judge:
             return problem, {}
         with ThreadPoolExecutor(2) as pool:
             recorded = pool.submit(self.run, "recorded")
-            orders = list(pool.map(lambda seed: self.run(f"seed-{seed}", CUDA_CPU_SEED=str(seed), PUZZLE_RECORD="no"),
-                                   SEEDS))
+            orders = [pool.submit(self.run, f"seed-{seed}", CUDA_CPU_SEED=str(seed), PUZZLE_RECORD="no")
+                      for seed in SEEDS]
             self.recorded = recorded.result()
-        self.results = [Results(rank.raw, root=str(ROOT)) if rank.raw else None for rank in self.recorded.ranks]
-        problem = self.hazard() or self.wrong_end(self.recorded) or self.wrong_values(self.recorded)
+            self.results = [Results(rank.raw, root=str(ROOT)) if rank.raw else None for rank in self.recorded.ranks]
+            problem = self.hazard() or self.wrong_end(self.recorded) or self.wrong_values(self.recorded)
+            if problem:
+                for order in orders:
+                    order.cancel()
+                return problem, {}
+            orders = [order.result() for order in orders]
         for seed, order in zip(SEEDS, orders):
             problem = problem or self.wrong_end(order) or self.wrong_values(
                 order, f"With the threads in another order (CUDA_CPU_SEED={seed}): ")

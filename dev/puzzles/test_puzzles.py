@@ -38,8 +38,8 @@ def judged(puzzle, folder, code):
 def test(puzzle):
     notes = puzzle.notes()
     solution = notes["solution"]
-    delivered, kind = notes.get("delivered", ""), next((h[10:] for h in notes if h.startswith("delivered ")), "unwritten")
-    delivered = next((notes[h] for h in notes if h.startswith("delivered ")), "")
+    delivered, kind = next(((notes[heading], heading[10:]) for heading in notes if heading.startswith("delivered ")),
+                           ("", "unwritten"))
     problem, _, _, _ = judged(puzzle, "delivered", delivered)
     expect_equal(problem and problem.kind, kind, f"{puzzle.name}: as delivered it is rejected")
     problem, _, figures, seconds = judged(puzzle, "solution", solution)

@@ -5,7 +5,7 @@ void all_reduce(float* x, float* scratch, int n, int rank, int R, ncclComm_t com
 const Limits limits{.sent = 1, .same_bits = true};
 
 void judge() {
-    for_ranks<1>(4, {{4}, {4 * 31}, {4 * 257}, {4 * 5000}}, [](Case& c, Ranks ranks, int n) {
+    for_ranks<1>(4, {{4}, {4 * 31}, {4 * 257}, {4 * 1024}}, [](Case& c, Ranks ranks, int n) {
         auto x = c.updated<float>("x", n);
         auto scratch = c.scratch<float>("scratch", n);
         for (int i = 0; i < n; i++) x.expected(i) = 0;
