@@ -108,6 +108,8 @@ struct Shared {
     int error_at;                    // ncclComm::calls of the failed rank
     char error_text[500];
     std::atomic<bool> joined[max_ranks];
+    std::atomic<uint64_t> changes;           // of all mailboxes, so far
+    std::atomic<uint64_t> stuck[max_ranks];  // changes + 1 when this rank last found that it must wait; 0: it runs
     Mailbox mailbox[max_ranks][max_ranks];  // from, to
 };
 
@@ -208,6 +210,7 @@ inline bool advance(const ncclComm& comm, Transfer& t) {
     Mailbox& box = comm.shared->mailbox[t.sends ? comm.rank : t.peer][t.sends ? t.peer : comm.rank];
     if (box.full == t.sends) return false;
     if (t.sent) return true;
+    comm.shared->changes++;   // before the change: see check_deadlock()
     if (t.sends) {
         box.call = t.call;
         std::copy_n(t.data, t.bytes, box.data);
@@ -219,15 +222,30 @@ inline bool advance(const ncclComm& comm, Transfer& t) {
     return !t.sends;
 }
 
+constexpr uint64_t has_left = ~uint64_t{0};
+
+// Fails on all ranks if none can continue: each has found that it must wait since the last change of a mailbox.
+inline void check_deadlock(const ncclComm& comm, uint64_t changes, const Call& call) {
+    Shared& shared = *comm.shared;
+    shared.stuck[comm.rank] = changes + 1;
+    const auto waits = [&](const std::atomic<uint64_t>& stuck) { return stuck == changes + 1 || stuck == has_left; };
+    if (std::all_of(shared.stuck, shared.stuck + comm.size, waits) && shared.changes == changes)
+        fail_all(comm, "deadlock: the ranks wait for each other: ", describe(comm.rank, call));
+}
+
 // Blocks until all transfers have finished. Transfers from one rank to another run one after another.
 inline void run_transfers(const ncclComm& comm, std::vector<Transfer>& transfers) {
+    std::atomic<uint64_t>& stuck = comm.shared->stuck[comm.rank];
     wait_until(comm, [&] {
+        const uint64_t changes = comm.shared->changes;
         bool busy[2][max_ranks] = {}, all_finished = true;   // busy: by direction and peer
         for (Transfer& t : transfers) {
             if (!busy[t.sends][t.peer]) t.finished = t.finished || advance(comm, t);
             busy[t.sends][t.peer] |= !t.finished;
             all_finished &= t.finished;
         }
+        if (all_finished) stuck = 0;
+        else check_deadlock(comm, changes, transfers[0].call);
         return all_finished;
     });
 }
@@ -334,7 +352,8 @@ inline void issue(const Issued& issued) {
         if (comm.error == ncclSuccess) comm.error = guarded([&] { perform(issued); });
         return comm.error == ncclSuccess || comm.gone ? cudaSuccess : report(cudaErrorUnknown);
     };
-    if (comm.error != ncclSuccess) fail(comm.error, "the communicator has failed: ", last_text);
+    static const std::string earlier = "the communicator has failed: ";
+    if (comm.error != ncclSuccess) fail(comm.error, last_text.rfind(earlier, 0) == 0 ? "" : earlier, last_text);
     if (!is_deferred(issued.stream)) {
         if (work() != cudaSuccess) fail(comm.error, last_text);
         return;
@@ -510,6 +529,7 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
         nccl_cpu::check_communicator(comm);
         cuda_cpu::run_until_reached(nccl_cpu::last_issued);   // an error is stored in comm->error
         comm->gone = true;
+        comm->shared->stuck[comm->rank] = nccl_cpu::has_left;
         munmap(comm->shared, sizeof(*comm->shared));
         cudaFree(comm->buffers);
         if (comm->error != ncclSuccess) nccl_cpu::fail(comm->error, nccl_cpu::last_text);

@@ -91,7 +91,9 @@ public:
     }
 
     double minimum_bytes = 0, minimum_requests = 0, minimum_flops = 0, minimum_sent = 0;
-    std::function<double()> bytes_sent = [] { return 0.0; };   // by this rank since the program's start
+    // Of this rank since the program's start: bytes sent to others, and the text of an error of NCCL ("": none).
+    std::function<double()> bytes_sent = [] { return 0.0; };
+    std::function<std::string()> nccl_error = [] { return ""; };
 
     // Calls `launch`, waits for the device and compares. On a GPU it also measures the time of the last size.
     void run(const std::function<void()>& launch);

@@ -234,6 +234,9 @@ class Judge:
         error = rank.result.get("cuda_error")
         if error:
             return Problem("launch", 0, f"{rank.name}CUDA reports an error of {error['call']}: {error['text']}.")
+        if "nccl_error" in rank.result:
+            text = rank.result["nccl_error"]
+            return Problem("deadlock" if "deadlock: " in text else "nccl", 0, f"{rank.name}{text}.")
         if rank.code == -signal.SIGALRM:
             return Problem("deadlock", 0, "The ranks wait for each other.")
         if rank.code is None:

@@ -23,6 +23,12 @@ template <size_t K, class F> void for_ranks(int size, std::initializer_list<std:
 #ifdef CUDA_ON_CPU
         c.bytes_sent = [&] { return ranks.comm->bytes_sent; };
 #endif
+        c.nccl_error = [&]() -> std::string {
+            cudaDeviceSynchronize();
+            ncclResult_t error = ncclSuccess;
+            ncclCommGetAsyncError(ranks.comm, &error);
+            return error == ncclSuccess ? "" : ncclGetLastError(ranks.comm);
+        };
         f(c, ranks, sizes...);
     });
     ncclCommDestroy(ranks.comm);
