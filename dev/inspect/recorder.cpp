@@ -105,6 +105,7 @@ public:
         note_gap(p / PAGE * PAGE);
         return {Space::OTHER, 0};
     }
+    uint64_t end_of_allocation() const { return last_.at + last_.bytes; }   // of the one that find() found last
     std::map<uint64_t, uint64_t> accessed;   // offset and bytes of the static arrays that have been found
     uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
     // Returns the static array at an offset in shared memory ("" for dynamic shared memory), and the offset in it.
@@ -649,7 +650,9 @@ static void add_out_of_bounds(Place place, uint32_t site, Access access, const s
 static void accessed(Access access, By by, const void* address, size_t bytes, const void* pc) {
     if (!recording) return;
     const Pause pause;
-    const Place place = memory.find(address);
+    Place place = memory.find(address);
+    if (place.space == Space::GLOBAL && place.at + bytes > memory.end_of_allocation())
+        place = {Space::GUARD, memory.end_of_allocation()};   // a wide access that begins in the allocation
     if (place.space == Space::GUARD)
         return add_out_of_bounds(place, find_site(number_of(pc), 0, bytes, Space::GLOBAL, access, by), access, "");
     if (place.space == Space::OTHER) return;

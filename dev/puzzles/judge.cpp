@@ -158,7 +158,7 @@ static json compare(const Storage& array, const std::vector<char>& found) {
         differences["index"] = first;
         for (const auto& [key, value] : {std::pair("expected", expected[first]),
                                          std::pair("found", get(found, array.type, first))}) {
-            snprintf(text, sizeof text, "%.6g", value);
+            snprintf(text, sizeof text, "%.6g", std::isnan(value) ? NAN : value);   // not -nan
             differences[key] = text;
         }
     }

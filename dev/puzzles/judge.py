@@ -309,10 +309,10 @@ class Judge:
                  "W": "{0} times the minimum of wavefronts. Most of them at this line: {3} wavefronts, {4} would do.",
                  "T": "{0} times the necessary bytes of global memory. This line accesses most: {5} bytes.",
                  "requests": "{0} times the necessary memory instructions. This line has most: {6}.",
-                 "products": "{0} times the necessary products.", "shared": "{7} bytes of shared memory.",
+                 "products": "{0} times the necessary products.", "shared": "{7} bytes of shared memory per block.",
                  "sent": "A rank sends {0} times the necessary bytes."}
         if not lines or not rank:
-            return Problem(name, 0, texts[name].format(times(found), *[""] * 6, int(found)) + f" Limit: {number(limit)}.")
+            return Problem(name, 0, texts[name].format(times(found), *[""] * 6, int(found)) + f" Limit: {limit:g}.")
         line = max(lines, key=lambda entry: entry[0].launches * rank(entry[1].sums))[1]
         sums = line.sums
         shown = texts[name].format(times(found), sums.sectors, sums.least_sectors, sums.wavefronts,

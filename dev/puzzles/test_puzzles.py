@@ -14,8 +14,9 @@ from testing import expect, expect_equal, finish
 
 
 def changed(code, edits):
-    """Applies the edits of a wrong solution: runs of lines "-old" and then "+new". Returns the new code and the text of
-    the line that the verdict must name: "@text", else the first new line."""
+    """Applies the edits of a wrong solution: runs of lines "-old" and then "+new", with a blank line between a run
+    without new lines and the next one. Returns the new code and the text of the line that the verdict must name: "@text",
+    else the first new line."""
     named = re.search(r"^@(.*)", edits, re.MULTILINE)
     for old, new in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)*)", edits, re.MULTILINE):
         old, new = (re.sub(r"^.", "", text, flags=re.MULTILINE) for text in (old, new))
