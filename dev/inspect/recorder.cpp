@@ -27,6 +27,7 @@
 #include "shadow.h"
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -647,6 +648,8 @@ static void add_out_of_bounds(Place place, uint32_t site, Access access, const s
     add(kernel->out_of_bounds[site], space, place.at, {site, access, current, block}, {}, why);
 }
 
+static struct { uintptr_t pc; size_t bytes; Access access; By by; } unknown;   // the last access outside of all arrays
+
 // Records an access, split into parts that are as wide as size and alignment allow, at most 16 bytes each.
 static void accessed(Access access, By by, const void* address, size_t bytes, const void* pc) {
     if (!recording) return;
@@ -654,7 +657,10 @@ static void accessed(Access access, By by, const void* address, size_t bytes, co
     const Place place = memory.find(address);
     if (place.space == Space::GUARD)
         return add_out_of_bounds(place, find_site(number_of(pc), 0, bytes, Space::GLOBAL, access, by), access, "");
-    if (place.space == Space::OTHER) return;
+    if (place.space == Space::OTHER) {
+        unknown = {number_of(pc), bytes, access, by};
+        return;
+    }
     uint64_t width = std::min<uint64_t>(16, bytes & -bytes);
     if (place.at % width != 0) width = place.at & -place.at;
     unsigned part = 0;
@@ -671,6 +677,17 @@ static void wrong_index(const char* type, int64_t index, const void* pc) {
     add_out_of_bounds({Space::SHARED, 0}, site, Access::LOAD, why);
     recording = true;
     end_program("an index out of bounds");
+}
+
+// Called at a segmentation fault. Then the access is repeated and ends the program.
+static void invalid_address(int signal) {
+    std::signal(signal, SIG_DFL);
+    if (recording) {
+        const Pause pause;
+        const uint32_t site = find_site(unknown.pc, 0, static_cast<unsigned>(unknown.bytes), Space::SHARED, unknown.access, unknown.by);
+        add_out_of_bounds({Space::SHARED, 0}, site, unknown.access, "an address far from any array");
+    }
+    write("at a segmentation fault");
 }
 
 void access(Access access, By by, const void* address, unsigned bytes, const void* site) {
@@ -945,6 +962,7 @@ static void open() {
     if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers = json::parse(file);
     written.assign(memory.shared_bytes() / GRANULE + 1, 0);
     atexit([] { write("at its end"); });
+    std::signal(SIGSEGV, invalid_address);
 }
 
 static void end_if_late() {
