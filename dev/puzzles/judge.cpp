@@ -87,6 +87,10 @@ Case::~Case() {
     for (auto& array : arrays_) cudaFree(array->data);
 }
 
+static bool is_filled(const char* element, Type type) {
+    return std::count(element, element + bytes_of(type), '\xff') == static_cast<int>(bytes_of(type));
+}
+
 // Returns the differences of an array from its expected values. An element's error is relative to its own size plus
 // the root mean square of all, and to the precision of the type.
 static json compare(const Storage& array, const std::vector<char>& found) {
@@ -102,10 +106,10 @@ static json compare(const Storage& array, const std::vector<char>& found) {
         const double difference = std::abs(value - expected[i]), limit = allowed * (std::abs(expected[i]) + rms);
         const bool is_right = difference <= limit || value == expected[i];
         if (limit > 0 && is_right) worst = std::max(worst, difference / limit);
-        static const std::vector<char> fill(4, '\xff');
-        const size_t width = bytes_of(array.type);
-        if (array.initial.empty()) unwritten += memcmp(&found[i * width], fill.data(), width) == 0;
-        if (!is_right && wrong++ == 0) first = i;
+        if (is_right) continue;
+        if (wrong++ == 0) first = i;
+        unwritten += array.initial.empty() ? is_filled(&found[i * bytes_of(array.type)], array.type)
+                                           : !array.is_input && value == array.initial[i];
     }
     json differences = {{"name", array.name}, {"is_input", array.is_input}, {"n", array.n}, {"error", worst},
                         {"wrong", wrong}, {"unwritten", unwritten}};
