@@ -684,7 +684,7 @@ static void invalid_address(int signal) {
     std::signal(signal, SIG_DFL);
     if (recording) {
         const Pause pause;
-        const uint32_t site = find_site(unknown.pc, 0, static_cast<unsigned>(unknown.bytes), Space::SHARED, unknown.access, unknown.by);
+        const uint32_t site = find_site(unknown.pc, 0, unknown.bytes, Space::SHARED, unknown.access, unknown.by);
         add_out_of_bounds({Space::SHARED, 0}, site, unknown.access, "an address far from any array");
     }
     write("at a segmentation fault");
