@@ -7,7 +7,8 @@ void embedding_backward(float* dwte, const float* dout, const int* inp, const in
 const Limits limits{.same_bits = true};
 
 void judge() {
-    for_sizes<3>({{1, 1, 1}, {5, 3, 129}, {33, 100, 31}, {64, 1, 127}, {200, 50, 300}}, [](Case& c, int N, int V, int C) {
+    for_sizes<3>({{1, 1, 1}, {5, 3, 129}, {33, 100, 31}, {64, 1, 127}, {200, 50, 300}},
+                 [](Case& c, int N, int V, int C) {
         auto dwte = c.updated<float>("dwte", size_t(V) * C);
         auto dout = c.input<float>("dout", size_t(N) * C);
         auto inp = c.input<int>("inp", N, 0, V), order = c.input<int>("order", N);
