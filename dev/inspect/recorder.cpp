@@ -27,6 +27,7 @@
 #include "shadow.h"
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -646,6 +647,8 @@ static void add_out_of_bounds(Place place, uint32_t site, Access access, const s
     add(kernel->out_of_bounds[site], space, place.at, {site, access, current, block}, {}, why);
 }
 
+static struct { uintptr_t pc; size_t bytes; Access access; By by; } unknown;   // the last access outside of all arrays
+
 // Records an access, split into parts that are as wide as size and alignment allow, at most 16 bytes each.
 static void accessed(Access access, By by, const void* address, size_t bytes, const void* pc) {
     if (!recording) return;
@@ -655,7 +658,10 @@ static void accessed(Access access, By by, const void* address, size_t bytes, co
         place = {Space::GUARD, memory.end_of_allocation()};   // a wide access that begins in the allocation
     if (place.space == Space::GUARD)
         return add_out_of_bounds(place, find_site(number_of(pc), 0, bytes, Space::GLOBAL, access, by), access, "");
-    if (place.space == Space::OTHER) return;
+    if (place.space == Space::OTHER) {
+        unknown = {number_of(pc), bytes, access, by};
+        return;
+    }
     uint64_t width = std::min<uint64_t>(16, bytes & -bytes);
     if (place.at % width != 0) width = place.at & -place.at;
     unsigned part = 0;
@@ -672,6 +678,17 @@ static void wrong_index(const char* type, int64_t index, const void* pc) {
     add_out_of_bounds({Space::SHARED, 0}, site, Access::LOAD, why);
     recording = true;
     end_program("an index out of bounds");
+}
+
+// Called at a segmentation fault. Then the access is repeated and ends the program.
+static void invalid_address(int signal) {
+    std::signal(signal, SIG_DFL);
+    if (recording) {
+        const Pause pause;
+        const uint32_t site = find_site(unknown.pc, 0, unknown.bytes, Space::SHARED, unknown.access, unknown.by);
+        add_out_of_bounds({Space::SHARED, 0}, site, unknown.access, "an address far from any array");
+    }
+    write("at a segmentation fault");
 }
 
 void access(Access access, By by, const void* address, unsigned bytes, const void* site) {
@@ -946,6 +963,7 @@ static void open() {
     if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers = json::parse(file);
     written.assign(memory.shared_bytes() / GRANULE + 1, 0);
     atexit([] { write("at its end"); });
+    std::signal(SIGSEGV, invalid_address);
 }
 
 static void end_if_late() {
@@ -1003,7 +1021,7 @@ static uint64_t l1_bytes_per_block() {
     return (all - std::min(all - least, resident_blocks() * shared_bytes_of_block())) / resident_blocks();
 }
 
-void begin_launch(const LaunchShape& shape) {
+bool begin_launch(const LaunchShape& shape) {
     open();
     end_if_late();
     const std::string range = strcmp(shape.range, no_range) == 0 ? "" : shape.range;
@@ -1012,13 +1030,13 @@ void begin_launch(const LaunchShape& shape) {
     records_launch = false;
     next_number = 0;
     kernel = find_kernel(shape, range);
-    if (!counts()) return;
+    if (!counts()) return false;
     kernel->launches++;
     sequence.push_back({"kernel", kernel->number});
     const bool is_wanted = except.count(range) == 0 && (range.find(only) != std::string::npos ||
                                                         kernel->symbol.find(only) != std::string::npos);
     records_launch = records_launches && is_wanted && !kernel->recorded;
-    if (!records_launch) return;
+    if (!records_launch) return false;
     kernel->recorded = true;
     global_shadow.clear();
     released.clear();
@@ -1027,6 +1045,7 @@ void begin_launch(const LaunchShape& shape) {
     l2.reset(card_->l2_bytes, kernel->wave);
     kernel->after_block.clear();
     kernel->numbers.clear();
+    return true;
 }
 
 // Returns whether the launch's next block is recorded, only run, or skipped.
