@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ BUILD = ROOT / "build/puzzles"
 PROGRESS = BUILD / "progress.json"
 BEGIN, END = "// ---- your code", "// ---- end"
 SEEDS = (1, 2, 3)           # orders of the threads, besides the natural one
-SECONDS = 20                # a run that takes longer is an endless loop
+SECONDS = 20                # a run that needs more of a core's time is an endless loop
 LINES, WIDTH = 12, 110      # of a verdict
 
 
@@ -143,9 +144,12 @@ class Judge:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": "h100",
                        "PUZZLE_OUT": str(result), "INSPECT_OUT": str(recording), **settings}
         try:
-            done = subprocess.run([str(self.program)], env=environment, capture_output=True, text=True,
-                                  errors="replace", timeout=SECONDS, cwd=ROOT)
+            limited = ["sh", "-c", f'ulimit -t {SECONDS}; exec "$0"', str(self.program)]
+            done = subprocess.run(limited, env=environment, capture_output=True, text=True, errors="replace",
+                                  timeout=10 * SECONDS, cwd=ROOT)
             output, code = done.stdout + done.stderr, done.returncode
+            if code in (-signal.SIGXCPU, -signal.SIGKILL):
+                code = None
         except subprocess.TimeoutExpired:
             output, code = "", None
         raw = json.loads(recording.read_text()) if recording.exists() else None
@@ -222,7 +226,7 @@ class Judge:
         if error:
             return Problem("launch", 0, f"CUDA reports an error of {error['call']}: {error['text']}.")
         if run.code is None:
-            return Problem("endless", 0, f"The kernel was still running after {SECONDS} s.")
+            return Problem("endless", 0, f"The kernel was still running after {SECONDS} s of CPU time.")
         if run.code < 0:
             return Problem("crash", 0, "The program crashed: it used an invalid address, far from any array.")
         text = [line for line in run.output.splitlines() if line.strip()]
