@@ -174,8 +174,25 @@ inline void run_block(const Launch& launch, uint64_t number) {
     if (WARP_SIZE > 1 && background != nullptr) std::exchange(background, nullptr)->end_of_block();
 }
 
+// The order in which blocks run. Under a seed, the i-th one is (stride i + start) mod blocks, with a stride that is
+// coprime to blocks.
+class BlockOrder {
+public:
+    BlockOrder(uint64_t blocks, uint64_t seed) : blocks_(blocks) {
+        if (seed == 0) return;
+        Random random{seed};
+        start_ = random.next() % blocks;
+        do stride_ = 1 + random.next() % blocks; while (std::gcd(stride_, blocks) != 1);
+    }
+    uint64_t operator[](uint64_t i) const { return (stride_ * i + start_) % blocks_; }
+
+private:
+    uint64_t blocks_, stride_ = 1, start_ = 0;
+};
+
 #ifdef CUDA_CPU_INSPECT
-// Runs the blocks that dev/inspect selects, one after another, and calls its callbacks (watch.h).
+// Runs the blocks that dev/inspect selects, one after another, and calls its callbacks (watch.h). If it records some of
+// them, they run in their natural order.
 inline void run_inspected_grid(const Launch& launch) {
     const StaticShared& arrays = StaticShared::of_program();
     static const bool reported = [&] {
@@ -185,15 +202,18 @@ inline void run_inspected_grid(const Launch& launch) {
     }();
     static_cast<void>(reported);
     const dim3 g = launch.grid, b = launch.block;
-    watch::begin_launch({launch.kernel, arrays.name_of(launch.kernel), launch.name, launch.variant, {g.x, g.y, g.z},
-                         {b.x, b.y, b.z}, launch.shared_bytes, arrays.bytes_of(launch.kernel)});
+    const bool is_recorded = watch::begin_launch(
+        {launch.kernel, arrays.name_of(launch.kernel), launch.name, launch.variant, {g.x, g.y, g.z}, {b.x, b.y, b.z},
+         launch.shared_bytes, arrays.bytes_of(launch.kernel)});
+    const uint64_t blocks = uint64_t{g.x} * g.y * g.z;
+    const BlockOrder order(blocks, is_recorded ? 0 : launch.seed);
     begin(launch);
-    for (uint64_t i = 0, blocks = uint64_t{g.x} * g.y * g.z; i < blocks; i++) {
+    for (uint64_t i = 0; i < blocks; i++) {
         const watch::Run run = watch::next_block();
         if (run == watch::Run::STOP) break;
         if (run == watch::Run::SKIPPED) continue;
         if (run == watch::Run::RECORDED) watch::begin_block(i);
-        run_block(launch, i);
+        run_block(launch, order[i]);
         if (run == watch::Run::RECORDED) watch::end_block();
     }
 }
@@ -209,20 +229,14 @@ inline void run_grid(const Launch& launch) {
         run_block(launch, 0);
         return;
     }
-    // Under a seed, the i-th block to run is (stride i + start) mod blocks, with a stride that is coprime to blocks.
-    uint64_t stride = 1, start = 0;
-    if (launch.seed != 0) {
-        Random random{launch.seed};
-        start = random.next() % blocks;
-        do stride = 1 + random.next() % blocks; while (std::gcd(stride, blocks) != 1);
-    }
+    const BlockOrder order(blocks, launch.seed);
 #pragma omp parallel
     {
         begin(launch);
         // The static schedule gives consecutive blocks to the same worker in every launch, as small matrix products do
         // with consecutive rows. So each worker's part of the activations stays in its cache.
 #pragma omp for schedule(static)
-        for (uint64_t i = 0; i < blocks; i++) run_block(launch, launch.seed == 0 ? i : (stride * i + start) % blocks);
+        for (uint64_t i = 0; i < blocks; i++) run_block(launch, order[i]);
     }
 }
 

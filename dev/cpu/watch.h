@@ -74,7 +74,7 @@ constexpr size_t guard_bytes = 0;
 
 // ---- launches and blocks
 #ifdef CUDA_CPU_INSPECT
-void begin_launch(const LaunchShape& shape);
+bool begin_launch(const LaunchShape& shape);       // returns whether blocks of this launch are recorded
 Run next_block();                                  // called before each block, in the order of their numbers
 void begin_block(uint64_t number);
 void end_block();

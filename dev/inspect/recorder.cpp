@@ -1002,7 +1002,7 @@ static uint64_t l1_bytes_per_block() {
     return (all - std::min(all - least, resident_blocks() * shared_bytes_of_block())) / resident_blocks();
 }
 
-void begin_launch(const LaunchShape& shape) {
+bool begin_launch(const LaunchShape& shape) {
     open();
     end_if_late();
     const std::string range = strcmp(shape.range, no_range) == 0 ? "" : shape.range;
@@ -1011,13 +1011,13 @@ void begin_launch(const LaunchShape& shape) {
     records_launch = false;
     next_number = 0;
     kernel = find_kernel(shape, range);
-    if (!counts()) return;
+    if (!counts()) return false;
     kernel->launches++;
     sequence.push_back({"kernel", kernel->number});
     const bool is_wanted = except.count(range) == 0 && (range.find(only) != std::string::npos ||
                                                         kernel->symbol.find(only) != std::string::npos);
     records_launch = records_launches && is_wanted && !kernel->recorded;
-    if (!records_launch) return;
+    if (!records_launch) return false;
     kernel->recorded = true;
     global_shadow.clear();
     released.clear();
@@ -1026,6 +1026,7 @@ void begin_launch(const LaunchShape& shape) {
     l2.reset(card_->l2_bytes, kernel->wave);
     kernel->after_block.clear();
     kernel->numbers.clear();
+    return true;
 }
 
 // Returns whether the launch's next block is recorded, only run, or skipped.
