@@ -205,8 +205,9 @@ class Judge:
         if kind == "uninitialised":
             return Problem("uninitialised", line, f"{who} loads {array}, which no thread has stored.")
         other = hazard["accesses"][1]
-        return Problem("race", line, f"{who} {access['access']}s {array}, and thread {other['thread']} of block "
-                       f"{other['block']} {other['access']}s it at line {other['line']}: {hazard['why']}.")
+        by = ["" if each["by"] == "thread" else f" by {each['by']}" for each in (access, other)]
+        return Problem("race", line, f"{who} {access['access']}s {array}{by[0]}, and thread {other['thread']} of block "
+                       f"{other['block']} {other['access']}s it{by[1]} at line {other['line']}: {hazard['why']}.")
 
     def array_of(self, hazard):
         """Returns the name of the accessed element."""
