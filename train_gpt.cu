@@ -449,7 +449,7 @@ template <typename F> void with_type(Grad grad, F f) {
     else f(static_cast<grad16*>(grad.data));
 }
 
-#include "gpt/ptx.cuh"   // exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles, fragments, rings
+#include "gpt/tiles.cuh"   // exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles, rings
 
 // ==== graphs =================================================================
 // Each micro-batch needs the same few hundred launches. A launch costs the CPU several microseconds, longer than short

@@ -4,7 +4,7 @@
 // Map: operations on score fragments (also used by attention_wgmma.cuh) · forward · dQ, dK and dV (backward_mma) ·
 // launchers
 //
-// from      Dao 2023, "FlashAttention-2", algorithms 1 and 2; fragments and tiles as in ptx.cuh
+// from      Dao 2023, "FlashAttention-2", algorithms 1 and 2; fragments as in ptx.cuh, tiles as in tiles.cuh
 // mapping   A block of 4 warps owns 64 rows of one head: queries in forward and dQ, keys in dK/dV. It loops over tiles
 //           of 64 rows of the other side, double-buffered: cp.async loads the next tiles during the products:
 //
@@ -21,7 +21,7 @@
 // shared    5 tiles of 64 x HS forward (Q; K and V twice), 6 backward (X, Y; A and B twice)
 #pragma once
 
-#include "ptx.cuh"
+#include "tiles.cuh"
 
 // ---- operations on a warp's 16 rows of scores, an accumulator fragment (ptx.cuh); also used by attention_wgmma.cuh
 

@@ -1340,10 +1340,11 @@ void cp_async(const void* to, const void* from, const void* site) {
     const uint32_t store = find_site(pc, 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ASYNC);
     t.events.push_back({target, store, t.segment});
     if (from != nullptr) {
-        const uint64_t source = memory.find(from).at;
+        const Place source = memory.find(from);
         const uint32_t load = find_site(pc, 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
-        t.events.push_back({source, load, t.segment});
-        touch(Space::GLOBAL, source, GRANULE, {issued, current, t.own, Kind::READ, true, nullptr, load, current});
+        if (source.space == Space::GUARD) add_out_of_bounds(source, load, Access::LOAD, "");
+        t.events.push_back({source.at, load, t.segment});
+        touch(Space::GLOBAL, source.at, GRANULE, {issued, current, t.own, Kind::READ, true, nullptr, load, current});
     }
     t.own++;
     t.copies.push_back({issued, target, store, t.copy_groups});

@@ -123,7 +123,7 @@ register_tiles_kernel(floatX* out, const floatX* A, const floatX* B, Size s) {
 #define ON_TENSOR_CORES
 
 // ==== tensor cores, Ampere and later =========================================
-// See ptx.cuh for fragments, tiles and their swizzle.
+// See ptx.cuh for fragments, tiles.cuh for tiles and their swizzle.
 
 constexpr int DEPTH = TILE_COLUMNS;   // elements of K per stage
 

@@ -29,7 +29,7 @@ BUILD = ROOT / "build/puzzles"
 PROGRESS = BUILD / "progress.json"
 BEGIN, END = "// ---- your code", "// ---- end"
 SEEDS = (1, 2, 3)           # orders of the threads, besides the natural one
-SECONDS = 20                # a run that takes longer is an endless loop
+SECONDS = 20                # a run that needs more of a core's time is an endless loop
 LINES, WIDTH = 12, 110      # of a verdict
 
 
@@ -118,6 +118,14 @@ def read(path):
     return json.loads(Path(path).read_text()) if os.path.exists(path) else {}
 
 
+def read_recording(path, code):
+    """Returns a recording; {} if there is none. code: the program's exit code."""
+    raw = read(path)
+    if raw.get("ended") == "at its end":
+        raw["ended"] = f"exit code {code}"
+    return raw
+
+
 class Judge:
     """Judges one source file. file: compiled in place of the puzzle's, which messages name."""
 
@@ -159,15 +167,18 @@ class Judge:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_CPU_SEED": "0", "CUDA_CPU_CARD": "h100",
                        "CUDA_CPU_DEVICES": "8", "PUZZLE_OUT": str(result), "INSPECT_OUT": str(recording), **settings}
         try:
-            done = subprocess.run([str(self.program)], env=environment, capture_output=True, text=True,
-                                  errors="replace", timeout=SECONDS, cwd=ROOT)
+            limited = ["sh", "-c", f'ulimit -t {SECONDS}; exec "$0"', str(self.program)]
+            done = subprocess.run(limited, env=environment, capture_output=True, text=True, errors="replace",
+                                  timeout=10 * SECONDS, cwd=ROOT)
             output, code = done.stdout + done.stderr, done.returncode
+            if code in (-signal.SIGXCPU, -signal.SIGKILL):
+                code = None
         except subprocess.TimeoutExpired:
             output, code = "", None
         ends = read(result).get("ends")
         if not ends:
-            return Run([Rank("", read(result), read(recording), code)], output)
-        return Run([Rank(f"Rank {number}: ", read(f"{result}.{number}"), read(f"{recording}.{number}"), end)
+            return Run([Rank("", read(result), read_recording(recording, code), code)], output)
+        return Run([Rank(f"Rank {number}: ", read(f"{result}.{number}"), read_recording(f"{recording}.{number}", end), end)
                     for number, end in enumerate(ends)], output)
 
     # ---- problems, in the order in which they are reported
@@ -223,8 +234,9 @@ class Judge:
         if kind == "uninitialised":
             return Problem("uninitialised", line, f"{who} loads {array}, which no thread has stored.")
         other = hazard["accesses"][1]
-        return Problem("race", line, f"{who} {access['access']}s {array}, and thread {other['thread']} of block "
-                       f"{other['block']} {other['access']}s it at line {other['line']}: {hazard['why']}.")
+        by = ["" if each["by"] == "thread" else f" by {each['by']}" for each in (access, other)]
+        return Problem("race", line, f"{who} {access['access']}s {array}{by[0]}, and thread {other['thread']} of block "
+                       f"{other['block']} {other['access']}s it{by[1]} at line {other['line']}: {hazard['why']}.")
 
     def wrong_end(self, run):
         """Returns a Problem if the program did not run to its end."""
@@ -240,7 +252,7 @@ class Judge:
         if rank.code == -signal.SIGALRM:
             return Problem("deadlock", 0, "The ranks wait for each other.")
         if rank.code is None:
-            return Problem("endless", 0, f"The kernel was still running after {SECONDS} s.")
+            return Problem("endless", 0, f"The kernel was still running after {SECONDS} s of CPU time.")
         if rank.code < 0:
             return Problem("crash", 0, f"{rank.name}The program crashed: it used an invalid address, far from any array.")
         text = [line for line in run.output.splitlines() if line.strip()]
