@@ -313,13 +313,26 @@ def why_alone(trainer, most, setup):
 
 
 def parallel_run(trainer, setup, steps, gpus, parts, **more):
-    """Trains with several processes and `parts` micro-batches each. more: further options, which are also returned."""
+    """Trains with several processes and `parts` micro-batches each. more: further options, which are also returned.
+    Raises Failed if the run does not allocate or send what is planned."""
     tokens = tokens_of(setup) * parts
     options = {**setup, "total_batch": tokens * (gpus // more.get("tensor_parallel", 1)), "gpus": gpus, **more}
     figures, plan = trainer.train(steps, **options), trainer.plan(**options)
-    return {"gpus": gpus, "parts": parts, "tokens": tokens, **more, "total": plan["bytes"]["total"],
-            **{name: figures[name] for name in ("planned", "as_planned", "sent", "losses", "norms")},
+    require_planned(trainer.shown(["train", *flags(options)]), figures, plan)
+    return {"gpus": gpus, "parts": parts, "tokens": tokens, **more,
+            **{name: figures[name] for name in ("planned", "sent", "losses", "norms")},
             **{name: plan[name] for name in ("bytes_sent", "tensor_bytes_sent", "precision")}}
+
+
+def require_planned(command, figures, plan):
+    """Raises Failed if a run did not do what was planned: bytes sent may differ by the printed digits and the small
+    sums of losses and norms."""
+    if not figures["as_planned"] or figures["planned"] != plan["bytes"]["total"]:
+        raise Failed(f"{command}: allocated {figures['planned']:,} bytes, planned {plan['bytes']['total']:,}")
+    sent, planned = figures["sent"] or 0, plan["bytes_sent"]
+    last_digit = 1e7 if planned >= 1e9 else 1e5
+    if abs(sent - planned) > last_digit / 2 + 0.01 * planned:
+        raise Failed(f"{command}: sent {sent:,.0f} bytes a step, planned {planned:,.0f}")
 
 
 def data_parallel(trainer, size):
