@@ -265,9 +265,9 @@ def test_sums():
 # ---- tensor parallelism
 
 def test_tensor():
-    """Compares tensor groups with one process: initial weights, first loss, norm and gradient. Only rounding differs.
-    A sum of K terms has a relative error of about sqrt(K) U, K is at most 4 C in a layer's matmuls, and forward and
-    backward pass 8 of them per layer: so if all errors add up, 16 sqrt(4 C) U."""
+    """Compares tensor groups with one process: initial weights, first loss and norm; test_reference compares each
+    gradient. Only rounding differs. A sum of K terms has a relative error of about sqrt(K) U, K is at most 4 C in a
+    layer's matmuls, and forward and backward pass 8 of them per layer: so if all errors add up, 16 sqrt(4 C) U."""
     limit = 16 * math.sqrt(4 * 192) * U
 
     def compare(ranks, t, micro_batches):
@@ -279,11 +279,11 @@ def test_tensor():
         if one.code or many.code:
             return expect(False, text + "the runs end with exit code 0", f"{one} {many}")
         expect(tensors(one)[0] == tensors(many)[0], text + "the initial weights are one rank's, bit for bit")
-        true, found = (checkpoint_tensors(result, "optimizer") for result in (one, many))
-        errors = {key: relative_l2(found[key], true[key]) for key in true if key.startswith("m/")}
-        expect(near(many.losses, one.losses, limit) and near(many.norms, one.norms, limit) and
-               max(errors.values()) <= limit, text + f"loss, norm and gradients are one rank's within {limit:.1e}",
-               f"losses {one.losses} {many.losses}, norms {one.norms} {many.norms}, gradients {errors}")
+        if one.header["precision"] != "fp32":
+            return      # in 16 bits the limit would be above 1
+        expect(near(many.losses, one.losses, limit) and near(many.norms, one.norms, limit),
+               text + f"loss and norm are one rank's within {limit:.1e}",
+               f"losses {one.losses} {many.losses}, norms {one.norms} {many.norms}")
     run_concurrently(*(functools.partial(compare, ranks, t, k) for ranks, t in grids() for k in (1, 3)))
 
 
