@@ -1,5 +1,5 @@
-// Tests of the emulator. `make -C dev/cpu test` builds and runs them at widths 32 and 1. With another argument than the
-// options of testing.h the program runs as the child process of a test: see run_as_child().
+// Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the options
+// of testing.h the program runs as the child process of a test: see run_as_child().
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #include <cublas_v2.h>
