@@ -481,8 +481,8 @@ cudaStream_t communication_stream() {
     return stream;
 }
 
-// Sets data_ranks and tensor_ranks, for tensor groups of `size` ranks. A group has its own stream if NCCL orders the
-// launches of several communicators; otherwise it shares the world's.
+// Sets data_ranks and tensor_ranks, for tensor groups of `size` ranks. tensor_ranks has a stream of its own if NCCL
+// orders the launches of several communicators; otherwise it shares the world's, as data_ranks does.
 void connect_groups(size_t size) {
     data_ranks = world;
     if (size == 1) return;
