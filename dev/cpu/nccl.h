@@ -4,10 +4,9 @@
 //   - Calls are issued to a stream, as kernels are. If work is queued (streams.h), a rank runs a collective only while
 //     its host waits for the device. So a launch does not block, as on a GPU, unless the queue is full.
 //   - CUDA_CPU_NCCL_FAILURE=9: the process's 9th call hangs, and its communicator reports that a remote rank failed.
-//   - Not emulated: several ranks in one process, 8-bit float types, operations other than sum and maximum, ncclReduce,
-//     ncclSend and ncclRecv, groups of calls.
+//   - Not emulated: several ranks in one process, 8-bit float types, averages, ncclReduce.
 //
-// Map: NCCL's types · errors · shared memory · transfers · collectives · streams · NCCL's functions
+// Map: NCCL's types · errors · shared memory · transfers · collectives · streams and groups · NCCL's functions
 #pragma once
 
 #include <fcntl.h>
@@ -22,6 +21,7 @@
 
 #define NCCL_VERSION_CODE 23203   // 2.32.3
 #define NCCL_UNIQUE_ID_BYTES 128
+#define NCCL_SPLIT_NOCOLOR -1
 
 struct ncclUniqueId { char internal[NCCL_UNIQUE_ID_BYTES]; };
 struct ncclConfig_t { int blocking; };
@@ -34,7 +34,7 @@ enum ncclDataType_t : int {
     ncclUint64 = 5, ncclFloat16 = 6, ncclHalf = 6, ncclFloat32 = 7, ncclFloat = 7, ncclFloat64 = 8, ncclDouble = 8,
     ncclBfloat16 = 9, ncclNumTypes,
 };
-enum ncclRedOp_t : int { ncclSum, ncclMax };
+enum ncclRedOp_t : int { ncclSum, ncclProd, ncclMax, ncclMin, ncclNumOps };
 
 namespace cuda_cpu::nccl { struct Shared; }
 namespace nccl_cpu = cuda_cpu::nccl;
@@ -44,7 +44,7 @@ struct ncclComm {
     int rank = 0, size = 1;
     nccl_cpu::Shared* shared = nullptr;
     int all_reduces = 0;
-    int calls = 0;   // collectives that this rank has started
+    int calls = 0;   // collectives that this rank has started, plus 1 while it sends or receives
     std::atomic<ncclResult_t> error{ncclSuccess};  // the first error, which all later calls return
     std::atomic<bool> gone{false};                 // destroyed or aborted
     void* buffers = nullptr;
@@ -84,11 +84,11 @@ constexpr int max_ranks = 32;
 constexpr size_t mailbox_bytes = 128 << 10;
 constexpr size_t buffer_bytes = 256 << 20;    // device memory that a communicator allocates on an emulated GPU
 
-enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST };
+enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, SEND, RECV };
 struct Call {
     Kind kind;
     size_t count;
-    int type, op, root;
+    int type, op, peer;   // peer: the root, or the other rank of a send or receive
     const void* send;
     void* recv;
 };
@@ -156,7 +156,9 @@ template <class T> void combine(void* total_, const void* x_, size_t bytes, int 
         for (size_t i = 0; i < bytes / sizeof(T); i++) total[i] = combined(total[i], x[i]);
     };
     if (op == ncclSum) each(std::plus<T>());
+    if (op == ncclProd) each(std::multiplies<T>());
     if (op == ncclMax) each([](T a, T b) { return a < b ? b : a; });
+    if (op == ncclMin) each([](T a, T b) { return b < a ? b : a; });
 }
 
 constexpr struct { const char* name; size_t bytes; decltype(&combine<float>) combine; } types[] = {
@@ -170,17 +172,24 @@ constexpr struct { const char* name; size_t bytes; decltype(&combine<float>) com
 inline size_t bytes_of(const Call& call) { return call.count * types[call.type].bytes; }
 
 inline std::string describe(int rank, const Call& call) {
-    constexpr const char* kinds[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast"};
-    constexpr const char* ops[] = {", ncclSum", ", ncclMax"};
-    const std::string root = call.kind < BROADCAST ? "" : text_of(", root ", call.root);
+    constexpr const char* kinds[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
+                                     "ncclBroadcast", "ncclSend",          "ncclRecv"};
+    constexpr const char* ops[] = {", ncclSum", ", ncclProd", ", ncclMax", ", ncclMin"};
+    const std::string peer = call.kind < BROADCAST ? "" : text_of(", root or peer ", call.peer);
     return text_of("rank ", rank, " calls ", kinds[call.kind], "(count ", call.count, ", ", types[call.type].name,
-                   call.kind <= REDUCE_SCATTER ? ops[call.op] : "", root, ")");
+                   call.kind <= REDUCE_SCATTER ? ops[call.op] : "", peer, ")");
 }
 
 // Fails on all ranks if a call does not match the call of the peer that sends to it.
 inline void check_match(const ncclComm& comm, const Call& call, int peer, const Call& other) {
-    if (describe(peer, call) != describe(peer, other))
-        fail_all(comm, "the ranks' calls do not match: ", describe(comm.rank, call), ", ", describe(peer, other));
+    Call expected = call;
+    if (call.kind == RECV) {
+        expected.kind = SEND;
+        expected.peer = comm.rank;
+    }
+    if (describe(peer, expected) != describe(peer, other))
+        fail_all(comm, "the ranks' calls do not match: ", describe(comm.rank, call), ", ",
+                 describe(peer, other));
 }
 
 // A transfer of at most mailbox_bytes to or from another rank. An empty one still compares the ranks' calls.
@@ -209,12 +218,13 @@ inline bool advance(const ncclComm& comm, Transfer& t) {
     return !t.sends;
 }
 
-// Blocks until all transfers, at most one from each rank to each other, have finished.
+// Blocks until all transfers have finished. Transfers from one rank to another run one after another.
 inline void run_transfers(const ncclComm& comm, std::vector<Transfer>& transfers) {
     wait_until(comm, [&] {
-        bool all_finished = true;
+        bool busy[2][max_ranks] = {}, all_finished = true;   // busy: by direction and peer
         for (Transfer& t : transfers) {
-            t.finished = t.finished || advance(comm, t);
+            if (!busy[t.sends][t.peer]) t.finished = t.finished || advance(comm, t);
+            busy[t.sends][t.peer] |= !t.finished;
             all_finished &= t.finished;
         }
         return all_finished;
@@ -242,7 +252,7 @@ inline void run_collective(ncclComm& comm, const Call& call) {
         char* const recv = static_cast<char*>(call.recv) + done;
         std::vector<char> terms(reduces ? comm.size * piece : 0);
         const auto term = [&](int r) { return terms.data() + r % comm.size * piece; };
-        const auto length = [&](int sender) { return call.kind == BROADCAST && sender != call.root ? 0 : piece; };
+        const auto length = [&](int sender) { return call.kind == BROADCAST && sender != call.peer ? 0 : piece; };
         std::vector<Transfer> transfers;
         for (int r = 0; r < comm.size; r++) {
             char* const from = send + (call.kind == REDUCE_SCATTER ? r * bytes : 0);
@@ -257,6 +267,20 @@ inline void run_collective(ncclComm& comm, const Call& call) {
     }
 }
 
+// Runs the sends and receives of a group on one communicator, all at the same time.
+inline void run_messages(ncclComm& comm, const std::vector<Call>& calls) {
+    std::vector<Transfer> transfers;
+    for (const Call& call : calls) {
+        const bool sends = call.kind == SEND;
+        char* const data = static_cast<char*>(sends ? const_cast<void*>(call.send) : call.recv);
+        for (size_t done = 0; done < bytes_of(call); done += mailbox_bytes)
+            transfers.push_back({call, sends, call.peer, data + done, std::min(mailbox_bytes, bytes_of(call) - done)});
+    }
+    comm.calls++;
+    run_transfers(comm, transfers);
+    comm.calls--;
+}
+
 // Returns the values of all ranks, by rank (an all-gather).
 template <class T> std::vector<T> gather_values(ncclComm& comm, const T& mine) {
     std::vector<T> values(static_cast<size_t>(comm.size));
@@ -264,38 +288,45 @@ template <class T> std::vector<T> gather_values(ncclComm& comm, const T& mine) {
     return values;
 }
 
-// ==== streams ===========================================================================================
+// ==== streams and groups ================================================================================
 
-inline Place last_issued;   // the end of the last call that was queued, on any communicator
+struct Issued { ncclComm_t comm; std::vector<Call> calls; cudaStream_t stream; };   // a collective, or sends and recvs
+inline Place last_issued;                        // the end of the last call that was queued, on any communicator
+inline thread_local std::vector<Issued> group;   // calls since ncclGroupStart
+inline thread_local int group_depth = 0;
+inline thread_local ncclResult_t group_error = ncclSuccess;   // first error of a call in the group
 
-inline void perform(ncclComm& comm, const Call& call) {
+inline void perform(const Issued& issued) {
     static const char* const failure = getenv("CUDA_CPU_NCCL_FAILURE");
     static int performed = 0;
+    ncclComm& comm = *issued.comm;
     if (failure != nullptr && ++performed == atoi(failure)) {
         comm.error = ncclRemoteError;
         wait_until(comm, [] { return false; });
     }
-    run_collective(comm, call);
+    if (issued.calls[0].kind >= SEND) run_messages(comm, issued.calls);
+    else run_collective(comm, issued.calls[0]);
 }
 
-// Issues a call to a stream, ordered after all earlier calls in any stream. (NCCL orders the calls of one
+// Issues calls to their stream, ordered after all earlier calls in any stream. (NCCL orders the calls of one
 // communicator. A program with two must issue their calls in the same order on all ranks, or GPUs may deadlock.) After
 // an error a communicator stays unusable, because its ranks may have stopped at different calls.
-inline void issue(ncclComm& comm, const Call& call, cudaStream_t stream) {
-    const auto work = [call, &comm] {
+inline void issue(const Issued& issued) {
+    ncclComm& comm = *issued.comm;
+    const auto work = [issued, &comm] {
         if (comm.gone) comm.error = ncclInvalidUsage;
-        if (comm.error == ncclSuccess) comm.error = guarded([&] { perform(comm, call); });
+        if (comm.error == ncclSuccess) comm.error = guarded([&] { perform(issued); });
         return comm.error == ncclSuccess || comm.gone ? cudaSuccess : report(cudaErrorUnknown);
     };
     if (comm.error != ncclSuccess) fail(comm.error, "the communicator has failed: ", last_text);
-    if (!is_deferred(stream)) {
+    if (!is_deferred(issued.stream)) {
         if (work() != cudaSuccess) fail(comm.error, last_text);
         return;
     }
     const std::vector<Place> after(last_issued != nullptr, last_issued);
-    if (const cudaError_t error = submit(stream, work, after, true); error != cudaSuccess)
+    if (const cudaError_t error = submit(issued.stream, work, after, true); error != cudaSuccess)
         fail(ncclUnhandledCudaError, "issuing to the stream: ", cudaGetErrorString(error));
-    if (!in_capture(stream)) last_issued = real(stream)->last;
+    if (!in_capture(issued.stream)) last_issued = real(issued.stream)->last;
 }
 
 inline void check_communicator(const ncclComm* comm) {
@@ -314,23 +345,39 @@ inline void check_buffer(const Call& call, int rank, const char* name, const voi
     if (bytes > 0 && error != nullptr) fail(ncclInvalidArgument, describe(rank, call), ": ", name, error);
 }
 
-// Fails if the communicator, the root or a buffer is invalid.
+// Fails if the communicator, the peer or a buffer is invalid.
 inline void check_call(const Call& call, const ncclComm* comm) {
     check_communicator(comm);
-    if (call.root < 0 || call.root >= comm->size)
+    if (call.peer < 0 || call.peer >= comm->size)
         fail(ncclInvalidArgument, describe(comm->rank, call), ": expected a rank less than ", comm->size);
-    const bool no_send = call.kind == BROADCAST && comm->rank != call.root;
+    const bool no_send = call.kind == RECV || (call.kind == BROADCAST && comm->rank != call.peer);
     const int send = no_send ? 0 : call.kind == REDUCE_SCATTER ? comm->size : 1;
+    const int recv = call.kind == SEND ? 0 : call.kind == ALL_GATHER ? comm->size : 1;
     check_buffer(call, comm->rank, "sendbuff", call.send, send);
-    check_buffer(call, comm->rank, "recvbuff", call.recv, call.kind == ALL_GATHER ? comm->size : 1);
+    check_buffer(call, comm->rank, "recvbuff", call.recv, recv);
 }
 
-inline ncclResult_t enqueue(const Call& call, ncclComm_t comm, cudaStream_t stream) {
-    return guarded([&] {
-        check_call(call, comm);
-        issue(*comm, call, stream);
-    });
+// Issues a group's calls in order. If a call was invalid, issues no call and returns the error.
+inline ncclResult_t issue_group() {
+    const std::vector<Issued> calls = std::exchange(group, {});
+    const ncclResult_t error = std::exchange(group_error, ncclSuccess);
+    return error != ncclSuccess ? error : guarded([&] { for (const Issued& issued : calls) issue(issued); });
 }
+
+// Adds a call to the open group; outside of a group, issues it.
+inline ncclResult_t enqueue(const Call& call, ncclComm_t comm, cudaStream_t stream) {
+    const ncclResult_t result = guarded([&] {
+        check_call(call, comm);
+        const auto with = std::find_if(group.begin(), group.end(), [&](const Issued& other) {
+            return other.comm == comm && other.calls[0].kind >= SEND && call.kind >= SEND;
+        });
+        if (with != group.end()) with->calls.push_back(call);
+        else group.push_back({comm, {call}, stream});
+    });
+    if (group_error == ncclSuccess) group_error = result;
+    return group_depth > 0 ? result : issue_group();
+}
+
 }  // namespace cuda_cpu::nccl
 
 // ==== NCCL's functions ==================================================================================
@@ -349,6 +396,18 @@ inline ncclResult_t ncclGetVersion(int* version) {
     return ncclSuccess;
 }
 
+inline ncclResult_t ncclGroupStart() {
+    nccl_cpu::group_depth++;
+    return ncclSuccess;
+}
+
+// The outermost ncclGroupEnd issues the group's calls.
+inline ncclResult_t ncclGroupEnd() {
+    using namespace nccl_cpu;
+    if (group_depth == 0) return guarded([] { fail(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart"); });
+    return --group_depth > 0 ? ncclSuccess : issue_group();
+}
+
 inline ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
                                   ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
     return nccl_cpu::enqueue({nccl_cpu::ALL_REDUCE, count, datatype, op, 0, sendbuff, recvbuff}, comm, stream);
@@ -365,6 +424,15 @@ inline ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t c
                                   ncclComm_t comm, cudaStream_t stream) {
     return nccl_cpu::enqueue({nccl_cpu::BROADCAST, count, datatype, 0, root, sendbuff, recvbuff}, comm, stream);
 }
+inline ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+    return nccl_cpu::enqueue({nccl_cpu::SEND, count, datatype, 0, peer, sendbuff, nullptr}, comm, stream);
+}
+inline ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+    return nccl_cpu::enqueue({nccl_cpu::RECV, count, datatype, 0, peer, nullptr, recvbuff}, comm, stream);
+}
+
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     using namespace nccl_cpu;
     return guarded([&] {
@@ -410,6 +478,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
         Member own{color, key, comm->rank, {}};
         ncclGetUniqueId(&own.id);
         std::vector<Member> members = gather_values(*comm, own);
+        if (color == NCCL_SPLIT_NOCOLOR) return;
         const auto end = std::remove_if(members.begin(), members.end(), [&](auto& m) { return m.color != color; });
         std::stable_sort(members.begin(), end, [](auto& a, auto& b) { return a.key < b.key; });
         const auto self = std::find_if(members.begin(), end, [&](auto& m) { return m.rank == comm->rank; });

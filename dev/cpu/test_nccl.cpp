@@ -109,6 +109,52 @@ template <class T> static void test_type(const std::string& name, ncclDataType_t
     expect(name + ": collectives are correct, also in place; sums have the bits of sums in the order of ranks", right);
 }
 
+static void test_operations_and_sends(ncclComm_t comm) {
+    const auto gives = [&](ncclRedOp_t op, float mine, float expected) {
+        Array<float> x({mine});
+        return ncclAllReduce(x.data, x.data, 1, ncclFloat, op, comm, nullptr) == ncclSuccess && x.is({expected});
+    };
+    const float r = static_cast<float>(rank), last = static_cast<float>(size - 1);
+    expect("all-reduce computes maximum, minimum and product",
+           gives(ncclMax, r, last) && gives(ncclMax, 1 - r, 1) && gives(ncclMin, 1 - r, 1 - last) &&
+               gives(ncclProd, 2, static_cast<float>(1 << size)));
+    bool right = true;
+    std::vector<std::unique_ptr<Array<int>>> sent, received;
+    ncclGroupStart();
+    for (int peer = 0; peer < size; peer++)   // including this rank
+        for (const size_t count : {0, 100003, 5}) {
+            sent.push_back(std::make_unique<Array<int>>(values_of<int>(rank * 9 + peer, count)));
+            received.push_back(std::make_unique<Array<int>>(std::vector<int>(count)));
+            right = ncclSend(sent.back()->data, count, ncclInt, peer, comm, nullptr) == ncclSuccess && right;
+            right = ncclRecv(received.back()->data, count, ncclInt, peer, comm, nullptr) == ncclSuccess && right;
+        }
+    right = ncclGroupEnd() == ncclSuccess && right;
+    for (size_t i = 0; i < received.size(); i++)
+        right = received[i]->is(values_of<int>(static_cast<int>(i / 3) * 9 + rank, received[i]->count)) && right;
+    expect("sends of all ranks to all, in a group, arrive in order", right);
+    Array<int> x({rank});
+    if (rank > 0) ncclRecv(x.data, 1, ncclInt, rank - 1, comm, nullptr);
+    if (rank < size - 1) ncclSend(x.data, 1, ncclInt, rank + 1, comm, nullptr);
+    expect("a value is passed from rank to rank", x.is({0}));
+}
+
+static void test_groups(ncclComm_t comm) {
+    Array<int> x({1});
+    expect("ncclGroupEnd without ncclGroupStart is rejected", rejected(ncclGroupEnd(), ncclInvalidUsage, {"without"}));
+    ncclGroupStart();
+    sum(comm, x.data, x.data);
+    ncclGroupStart();
+    sum(comm, x.data, x.data);
+    const bool inner = ncclGroupEnd() == ncclSuccess && x.is({1});
+    expect("the outermost ncclGroupEnd issues a group's calls",
+           inner && ncclGroupEnd() == ncclSuccess && x.is({size * size}));
+    ncclGroupStart();
+    const bool found = rejected(sum(comm, nullptr, x.data), ncclInvalidArgument, {"sendbuff is null"});
+    sum(comm, x.data, x.data);
+    expect("a group with an invalid call is rejected as a whole",
+           found && ncclGroupEnd() == ncclInvalidArgument && x.is({size * size}));
+}
+
 // ==== errors ============================================================================================
 
 // The last rank's calls differ from the other ranks' calls.
@@ -134,11 +180,24 @@ static void test_mismatches() {
             [&](ncclComm_t comm) { return reduce(8, odd ? ncclInt : ncclFloat, ncclSum, comm); });
     differs("operation", {"ncclSum", "ncclMax"},
             [&](ncclComm_t comm) { return reduce(8, ncclFloat, odd ? ncclMax : ncclSum, comm); });
-    differs("root", {"root 0", last + "ncclBroadcast(count 8, ncclFloat32, root 1)"},
+    differs("root", {"root or peer 0", last + "ncclBroadcast(count 8, ncclFloat32, root or peer 1)"},
             [&](ncclComm_t comm) { return ncclBroadcast(a, b, 8, ncclFloat, odd, comm, nullptr); });
     differs("collective", {"calls ncclAllReduce(", last + "ncclAllGather("}, [&](ncclComm_t comm) {
         return odd ? ncclAllGather(a, b, 8, ncclFloat, comm, nullptr) : reduce(8, ncclFloat, ncclSum, comm);
     });
+    differs("order in a group", {"count 1,", last + "ncclAllReduce(count 2,"}, [&](ncclComm_t comm) {
+        ncclGroupStart();
+        for (const size_t n : {odd ? 2 : 1, odd ? 1 : 2}) reduce(n, ncclFloat, ncclSum, comm);
+        return ncclGroupEnd();
+    });
+    differs("count of a send", {"calls do not match", "count 5"}, [&](ncclComm_t comm) {
+        if (rank == 0) return ncclSend(a, 5, ncclFloat, size - 1, comm, nullptr);
+        return odd ? ncclRecv(a, 4, ncclFloat, 0, comm, nullptr) : reduce(1, ncclFloat, ncclSum, comm);
+    });
+    differs("order of sends and collectives", {last + "ncclRecv", "rank 0 calls ncclAllReduce"},
+            [&](ncclComm_t comm) {
+                return odd ? ncclRecv(a, 1, ncclFloat, 0, comm, nullptr) : reduce(1, ncclFloat, ncclSum, comm);
+            });
 }
 
 static void test_communicators(ncclComm_t world) {
@@ -147,7 +206,7 @@ static void test_communicators(ncclComm_t world) {
     expect("a null communicator and a root that does not exist are rejected",
            rejected(sum(nullptr, x.data, x.data), ncclInvalidArgument, {"comm is null"}) &&
                rejected(ncclBroadcast(x.data, x.data, 1, ncclInt, size, world, nullptr), ncclInvalidArgument,
-                        {"root"}));
+                        {"peer"}));
     const auto init = [&](int n, ncclUniqueId id, int r) { return ncclCommInitRank(&comm, n, id, r); };
     expect("an invalid unique id and an invalid rank are rejected",
            rejected(init(size, {}, rank), ncclSystemError, {"unique id"}) &&
@@ -168,6 +227,8 @@ static void test_communicators(ncclComm_t world) {
     expect("ncclCommSplit groups ranks by color and orders them by key",
            split && ordered && ncclCommDestroy(comm) == ncclSuccess);
     expect("a destroyed communicator is rejected", rejected(ncclCommDestroy(comm), ncclInvalidArgument, {"destroyed"}));
+    expect("a rank with NCCL_SPLIT_NOCOLOR gets no communicator",
+           ncclCommSplit(world, NCCL_SPLIT_NOCOLOR, 0, &comm, nullptr) == ncclSuccess && comm == nullptr);
 }
 
 // ==== streams ===========================================================================================
@@ -281,10 +342,8 @@ static int test_all() {
     test_type<double>("double", ncclDouble, comm);
     test_type<int8_t>("int8", ncclInt8, comm);
     test_type<__half>("half", ncclHalf, comm);
-    Array<float> greatest({static_cast<float>(rank)});
-    expect("all-reduce computes the maximum",
-           ncclAllReduce(greatest.data, greatest.data, 1, ncclFloat, ncclMax, comm, nullptr) == ncclSuccess &&
-               greatest.is({static_cast<float>(size - 1)}));
+    test_operations_and_sends(comm);
+    test_groups(comm);
     if (size > 1) test_mismatches();
     test_communicators(comm);
     expect("a graph of collectives is replayed", graph_replays(comm));
