@@ -202,9 +202,10 @@ def group_memory_text(plans):
     return [("The t processes of a tensor group share each micro-batch of N tokens. Each has 1/t of the NH heads and "
              "of the MLP's hidden layer and, with sequence parallelism, 1/t of the rows of everything else. In BF16 a "
              "layer with C channels keeps (32 C + 16 + 4 NH) / t bytes per token; (20 C + 4 NH) / t with selective, "
-             "2 C / t with full recomputation (dashed on the left). Korthikanti et al. have (34 C + 5 NH T) / t, and 10 C + (24 C + 5 NH T) / t without "
-             "sequence parallelism. 2 C are dropout masks, which this model does not have. 5 NH T are T × T tensors, for which "
-             "flash attention keeps 4 bytes per head. 16 bytes are statistics of two LayerNorms."),
+             "2 C / t with full recomputation (dashed on the left). Korthikanti et al. have (34 C + 5 NH T) / t, and 10 C "
+             "+ (24 C + 5 NH T) / t without sequence parallelism. 2 C are dropout masks, which this model does not have. "
+             "5 NH T are T × T tensors, for which flash attention keeps 4 bytes per head. 16 bytes are statistics of two "
+             "LayerNorms."),
             (f"Not split: {', '.join(name.removeprefix('h.%d.') for name in whole)}. These are {share(part)} of the 7B "
              f"model's weights, so each GPU holds {share(part)} + {share(1 - part)} / t of the model state. Each run "
              "allocated what was planned, to the byte.")]
