@@ -91,14 +91,6 @@ def memory_text(results):
     return text + (f" Here some stages need more memory than the one before: {', '.join(larger)}." if larger else "")
 
 
-def paper_text(paper):
-    each = [state_of(bytes_) / paper["parameters"] for bytes_ in paper["bytes"]]
-    return (f"ZeRO's paper has an example with 7.5 billion parameters in BF16 on {ZERO_PAPER_GPUS} GPUs. Each GPU "
-            "holds 16, 4 + 12/64, 2 + 14/64 or 16/64 bytes per parameter. The plan of such a model "
-            f"({number(paper['parameters'] / 1e9)} billion) gives {', '.join(f'{b:.2f}' for b in each)}. The buffers "
-            f"are not included: {size(paper['bytes'][-1]['buffers'])} with ZeRO 3.")
-
-
 def sent_text(results):
     runs = results["runs"]
     text = ("Per parameter, each process sends (R - 1) / R times the following in a step, in a ring of R processes: 2 "
@@ -136,7 +128,7 @@ def data_parallel(results, about):
     sent = {run["zero"]: run["sent"] for run in results["runs"] if run["gpus"] == numbers[-1] and run["parts"] == 1}
     one_type = results["grad_dtype"] == results["precision"]
     return Section(
-        title, [memory_text(results), paper_text(paper), sent_text(results), loss_text(results, difference)],
+        title, [memory_text(results), sent_text(results), loss_text(results, difference)],
         parallel_figure(results, shown),
         "Left: planned. The others: bytes sent and losses, measured on " + ("GPUs" if about["gpu"] else "one CPU")
         + ". Dashed: the formula for rings.",

@@ -178,46 +178,8 @@ TEST("blocks") {
 
 // ==== warps =============================================================================================
 
-template <class T> static bool shuffles_are_right() {
-    bool right = true;
-    for (int kind = 0; kind < 4; kind++)
-        for (int width : {WARP_SIZE, WARP_SIZE >= 8 ? 8 : 1})
-            for (int argument : {0, 1, 3, 4, 7}) {
-                Array<T> out(64);
-                run({1, 64}, [=, out = out.data] {
-                    const T mine = static_cast<T>(threadIdx.x + 1) * static_cast<T>(3);
-                    const unsigned distance = static_cast<unsigned>(argument);
-                    out[threadIdx.x] = kind == 0   ? __shfl_sync(0xffffffff, mine, argument, width)
-                                       : kind == 1 ? __shfl_xor_sync(0xffffffff, mine, argument, width)
-                                       : kind == 2 ? __shfl_up_sync(0xffffffff, mine, distance, width)
-                                                   : __shfl_down_sync(0xffffffff, mine, distance, width);
-                });
-                right = right && out.each([=](size_t i, T value) {
-                    const int t = static_cast<int>(i), segment = t / width * width;
-                    const int named[] = {segment + argument % width, t ^ argument, t - argument, t + argument};
-                    const bool inside = named[kind] >= segment && named[kind] < segment + width;
-                    return value == static_cast<T>((kind == 0 || inside ? named[kind] : t) + 1) * static_cast<T>(3);
-                });
-            }
-    return right;
-}
-
 TEST("warps") {
-    expect("shuffles of 32 and 64 bits read the source lane within their width", in_every_order([] {
-              return shuffles_are_right<int>() && shuffles_are_right<float>() && shuffles_are_right<double>();
-          }));
     if (WARP_SIZE == 1) return;
-    expect("ballot, any and all are correct, also in separate halves of a warp", in_every_order([] {
-              Array<unsigned> out(64);
-              run({1, 64}, [out = out.data] {
-                  const unsigned lane = threadIdx.x % 32, half = lane < 16 ? 0xffffu : 0xffff0000u;
-                  const int odd = lane % 2;
-                  out[threadIdx.x] = __ballot_sync(0xffffffff, odd);
-                  if (lane < 16 ? __any_sync(half, odd) : __all_sync(half, odd)) out[threadIdx.x] ^= 0xf0000000;
-                  __syncwarp();
-              });
-              return out.each([](size_t t, unsigned x) { return x == (0xaaaaaaaa ^ (t % 32 < 16 ? 0xf0000000 : 0)); });
-          }));
     expect("exited lanes do not count in a warp's masks", in_every_order([] {
               Array<int> out(64);
               run({1, 64}, [out = out.data] {

@@ -441,16 +441,11 @@ def test_evaluation():
 
 def test_errors():
     unit, total = up_to(3) * MICRO, 5 * MICRO
-    taken = fresh("taken")
-    os.makedirs(taken)
-    open(os.path.join(taken, "log.jsonl"), "w", encoding="utf-8").close()
     for text, ranks, words, parts, *code in (
             ("an unknown flag", 2, ["--no-such-flag"], ["--no-such-flag"]),
             ("a total batch that the ranks do not divide, with the nearest valid totals", up_to(3),
              ["--total-batch", total], ["x GPUs", str(total // unit * unit), str((total // unit + 1) * unit)]),
             ("--graph on", 2, ["--graph", "on"], ["--graph"]),
-            ("a folder that holds a run", 2, ["--out", taken], ["already holds a run"]),
-            ("a tensor group larger than the number of GPUs", 2, ["--tensor-parallel", 3], ["divisor of the number"]),
             ("a tensor group without --gpus", 1, ["--tensor-parallel", 2], ["divisor of the number"]),
             ("a tensor group that does not divide the heads", 2, ["--tensor-parallel", 2, "--heads", 1],
              ["divisor of the heads: 1 heads allow 1"]),
@@ -653,8 +648,6 @@ def test_launchers():
             ("WORLD_SIZE without RANK", train_words, {"WORLD_SIZE": "2"}, ["RANK is not set", "torchrun"]),
             ("no MASTER_ADDR", train_words, {**dict(zip(TORCHRUN, "0202")), "MASTER_PORT": "20000"},
              ["MASTER_ADDR is not set"]),
-            ("no MASTER_PORT", train_words, {**dict(zip(TORCHRUN, "0202")), "MASTER_ADDR": "127.0.0.1"},
-             ["MASTER_PORT is not set"]),
             ("a rank beyond the last", train_words, dict(zip(TORCHRUN, "222")), ["RANK=2", "WORLD_SIZE=2"]),
             ("two launchers with two ranks", train_words, {**torchrun, **dict(zip(OPEN_MPI, "1212"))},
              ["RANK=0", "OMPI_COMM_WORLD_RANK=1"]),
@@ -739,10 +732,6 @@ def test_cards():
     """Some orders of the streams change bits if a wait is missing; so does NVLS (NVLink SHARP) with 3 or more ranks."""
     if not args.card:
         return
-    plans = [run(1, "plan", *MODEL, "--vocab", 256, "--micro-batch", 2, "--gpus", gpus, "--json",
-                 program=[args.card, "--as-train-gpt"], environment={"CUDA_CPU_CARD": "h100"}) for gpus in (1, 2)]
-    one, two = (json.loads(plan.out)["bytes"]["cuda"] for plan in plans)
-    expect(two - one >= 256 << 20, "the plan for 2 GPUs includes the memory of NCCL's communicator", f"{one} {two}")
     words, early = ["--total-batch", 3 * 2 * MICRO, "--steps", 2, *CHECKPOINT], {"on": 0, "off": 0}
     for zero, ranks, t in ((1, pairs_of_ranks(), 2), *((zero, up_to(3), 1) for zero in range(4))):
         plain, *runs = [card(ranks, f"card_{seed}", *words, "--zero", zero, "--tensor-parallel", t,
