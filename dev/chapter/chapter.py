@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares the statements of the Ultra-Scale Playbook's single-GPU chapter, and of its sections about data parallelism,
-tensor parallelism and mixed precision, with measurements on this machine. Writes one HTML page.
+"""Compares the statements of the Ultra-Scale Playbook's single-GPU chapter, and of its sections about data parallelism
+and mixed precision, with measurements on this machine. Writes one HTML page with figures and tables.
 
     make chapter
     python3 dev/chapter/chapter.py --train-gpt ./train_gpt --out runs/chapter [--quick]
