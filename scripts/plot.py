@@ -11,10 +11,8 @@ import html
 import io
 import math
 import os
-import sys
 import time
 
-sys.dont_write_bytecode = True
 from runs import all_ended, fail, follow, parse_arguments, summary
 
 try:

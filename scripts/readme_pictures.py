@@ -11,7 +11,6 @@ import shutil
 import sys
 from types import SimpleNamespace
 
-sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path += [os.path.join(ROOT, folder) for folder in ("scripts", "dev", "dev/chapter", "dev/inspect")]
 import plot

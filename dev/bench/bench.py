@@ -17,7 +17,6 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 
-sys.dont_write_bytecode = True
 from bench_report import report
 from contestants import HERE, Case, Failed, LlmC, Ours, PyTorch, fail, run, write_tokens
 

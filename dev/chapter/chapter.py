@@ -10,7 +10,6 @@ import json
 import os
 import sys
 
-sys.dont_write_bytecode = True
 from measure import Failed, Mistake, measure
 try:
     from report import write_report

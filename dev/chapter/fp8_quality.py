@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 
-sys.dont_write_bytecode = True
 from measure import FP8_QUALITY, Failed, Mistake, Trainer, demonstration
 
 REFERENCE, AGAIN = "bf16", "bf16 again"

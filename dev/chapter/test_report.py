@@ -9,7 +9,6 @@ import sys
 import tempfile
 from types import SimpleNamespace
 
-sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "tests")]
 import fp8_quality

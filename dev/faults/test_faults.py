@@ -36,7 +36,6 @@ import sys
 import tempfile
 import time
 
-sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "dev", "tests"))
 from testing import expect, finish

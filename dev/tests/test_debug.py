@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 
-sys.dont_write_bytecode = True
 from testing import expect, expect_equal, finish
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
