@@ -18,7 +18,6 @@ import parts_parallel
 import parts_single
 from testing import expect, expect_equal, finish
 from figures import pyplot
-from formats import FORMATS
 
 ABOUT = {"peak_flops": 1e12, "gpu": False, "rounds": 3, "model": {"layers": 4, "channels": 8}}
 
@@ -287,20 +286,6 @@ def test_compare():
 
 
 # ---- formats of 16 and 8 bits
-
-def test_formats():
-    """Compares the formats with known constants, and the 8-bit formats with all their values."""
-    for f, expected in zip(FORMATS, ((3.4028234663852886e38, 2**-126, 2**-149, 2**-23),
-                                     (3.3895313892515355e38, 2**-126, 2**-133, 2**-7),
-                                     (65504, 2**-14, 2**-24, 2**-10), (448, 2**-6, 2**-9, 2**-3),
-                                     (57344, 2**-14, 2**-16, 2**-2))):
-        expect_equal((f.largest, f.smallest_normal, f.smallest, f.epsilon), expected,
-                     f"{f.name}: largest, smallest normal, smallest, next to 1")
-    for f, kept in zip(FORMATS[-2:], (1, 4)):   # codes of NaN and infinity, at the end
-        parts = [divmod(code, 2 ** f.mantissa) for code in range(2 ** 7 - kept)]
-        values = [(m if e == 0 else 2 ** f.mantissa + m) * 2.0 ** (max(e, 1) - f.bias - f.mantissa) for e, m in parts]
-        expect_equal((values[1], values[-1]), (f.smallest, f.largest), f"{f.name}: smallest and largest of all values")
-
 
 def test_sums():
     def made(first, last):
