@@ -10,7 +10,6 @@ each run that fails; the others continue. It is updated after each run. gpu --de
 import argparse
 import json
 import os
-import platform
 import signal
 import sys
 import tempfile
@@ -220,18 +219,10 @@ def output_of(*command):
         return ""
 
 
-def cpu_name():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def about(options):
     commit = output_of("git", "-C", ROOT, "describe", "--always", "--dirty")
     return {"suite": options.suite, "dry": options.dry, "date": time.strftime("%Y-%m-%d %H:%M"),
-            "machine": f"{cpu_name()}, {options.threads} threads", "load before": f"{os.getloadavg()[0]:.1f}",
+            "threads": options.threads, "load before": f"{os.getloadavg()[0]:.1f}",
             "GPU, driver, memory, clocks now and at most, power limit": output_of(
                 "nvidia-smi", "-i", "0", "--format=csv,noheader",
                 "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit") or "-",
