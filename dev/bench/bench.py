@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from bench_report import report
-from contestants import HERE, Case, Failed, LlmC, Ours, PyTorch, fail, run, write_tokens
+from contestants import HERE, Case, Failed, LlmC, Ours, PyTorch, fail, run, write_random_shard
 
 ROOT = os.path.join(HERE, "..", "..")
 LONG_RUN_S = 60             # on a CPU, a contestant whose first run takes longer has no second run
@@ -70,7 +70,7 @@ class Context:
     def tokens(self, vocab):
         path = os.path.join(self.folder, f"tokens_{vocab}.bin")
         if not os.path.exists(path):
-            write_tokens(path, vocab, self.suite.tokens + 1)
+            write_random_shard(path, vocab, self.suite.tokens + 1)
         return path
 
     def plan(self, case):

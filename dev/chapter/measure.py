@@ -18,7 +18,7 @@ import time
 from types import SimpleNamespace
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from trainer import flags, printed_bytes, trace_steps
+from trainer import BARE, flags, printed_bytes, trace_steps
 
 MODES = ["none", "selective", "full"]
 
@@ -72,8 +72,6 @@ def conclusive(ratios):
 
 # ---- the trainer
 
-# Options of every run, unless it overrides them.
-BARE = {"schedule": "constant", "val_fraction": 0, "eval_every": 0, "sample_every": 0, "checkpoint_every": 0}
 TEXT, FEW_WORDS = "text.txt", "few_words.txt"   # a small model learns the second one in a hundred steps
 
 

@@ -172,22 +172,15 @@ void warp_per_query(floatX* out, float* lse, const floatX* qkv, const Size& s) {
 
 // ==== the study ==============================================================
 
-// Calls f while the trainer's attention uses tensor cores of this kind.
-template <typename F> void on(TensorCores kind, F f) {
-    const TensorCores before = std::exchange(device.tensor_cores, kind);
-    f();
-    device.tensor_cores = before;
-}
-
 // The steps that run the trainer's kernels. mma and wgmma are skipped if the build, device or head size does not
 // support them.
 template <typename F> void trainer_steps(Case& c, int HS, F attention) {
     for (const TensorCores kind : {TensorCores::NONE, TensorCores::MMA, TensorCores::WGMMA}) {
-        bool runs = has_tensor_cores(kind);
-        on(kind, [&] { runs = runs && (kind == TensorCores::NONE || on_tensor_cores(HS)); });
+        const Temporarily tensor_cores(device.tensor_cores, kind);
+        const bool runs = has_tensor_cores(kind) && (kind == TensorCores::NONE || on_tensor_cores(HS));
         const char* const name = kind == TensorCores::NONE ? "tiles in shared memory"
                                  : kind == TensorCores::MMA ? "mma" : "wgmma, TMA";
-        if (runs) c.step(format("train_gpt.cu: %s", name), [&] { on(kind, attention); });
+        if (runs) c.step(format("train_gpt.cu: %s", name), attention);
     }
 }
 

@@ -19,6 +19,8 @@
 #define TESTING   // train_gpt.cu without its main
 #include "../../train_gpt.cu"
 
+#include "../tests/reference.h"
+
 #include <deque>
 #include <thread>
 
@@ -38,11 +40,6 @@ void launch_threads(void (*kernel)(Params...), size_t threads, Args... args) {
 }
 
 // ==== arrays =================================================================
-
-typedef std::vector<double> Values;
-
-// Returns x rounded to T.
-template <typename T> double stored_as(double x) { return static_cast<float>(static_cast<T>(static_cast<float>(x))); }
 
 // The largest allowed error |found - expected| / (|expected| + root mean square of all expected values). BF16 has 8
 // significant bits, so one rounding changes a value by up to 2^-9 of it, and storing and rereading an intermediate
