@@ -130,6 +130,7 @@ struct Number {
 
 typedef std::vector<Number> Numbers;
 
+double value_of(const Number& x) { return x.value; }
 Number operator+(Number a, const Number& b) { return a += b; }
 Number operator-(const Number& a, const Number& b) { return a + Number(-b.value, b.error); }
 Number operator*(const Number& a, const Number& b) {
@@ -453,92 +454,6 @@ TEST("kernels: gelu") {
 
 // ==== attention ==============================================================
 
-struct AttentionSize {
-    int B, T, NH, HS;
-
-    int C() const { return NH * HS; }
-    size_t N() const { return static_cast<size_t>(B) * T; }
-    // Offsets of rows; `part` is 0, 1 or 2 for query, key or value.
-    size_t qkv(int b, int t, int part, int h) const { return ((size_t(b) * T + t) * 3 + part) * C() + h * HS; }
-    size_t out(int b, int t, int h) const { return (size_t(b) * T + t) * C() + h * HS; }
-    size_t lse(int b, int t, int h) const { return (size_t(b) * NH + h) * T + t; }
-    // Offset of query i, key j in (B, NH, T, T).
-    size_t prob(int b, int h, int i, int j) const { return lse(b, i, h) * T + j; }
-
-    template <typename Visit> void for_each_query(Visit visit) const {
-        for (int b = 0; b < B; b++)
-            for (int h = 0; h < NH; h++)
-                for (int i = 0; i < T; i++) visit(b, h, i);
-    }
-};
-
-struct AttentionResult { Numbers out, lse; };
-
-// Returns a . b / sqrt(HS).
-Number score(const double* a, const double* b, int HS) {
-    Number sum;
-    for (int d = 0; d < HS; d++) sum += Number(a[d]) * b[d];
-    return sum * (1 / std::sqrt(double(HS)));
-}
-
-// Returns P or dS as an operand of the next matmul, which tensor cores read as floatX.
-Number operand(const Number& x, int HS) { return on_tensor_cores(HS) ? stored_as<floatX>(x) : x; }
-
-// Returns attention's out and lse. naive: scores and probabilities are rounded to floatX.
-AttentionResult attention_loop(const Values& qkv, const AttentionSize& s, bool naive = false) {
-    AttentionResult r = {Numbers(s.N() * s.C()), Numbers(s.N() * s.NH)};
-    s.for_each_query([&](int b, int h, int i) {
-        Numbers S(i + 1), O(s.HS);
-        double max = -INFINITY;
-        for (int j = 0; j <= i; j++) {
-            S[j] = score(&qkv[s.qkv(b, i, 0, h)], &qkv[s.qkv(b, j, 1, h)], s.HS);
-            if (naive) S[j] = stored_as<floatX>(S[j]);
-            max = std::max(max, S[j].value);
-        }
-        Number sum;
-        for (int j = 0; j <= i; j++) sum += exp(S[j] - max);
-        for (int j = 0; j <= i; j++) {
-            const Number p = exp(S[j] - max), factor = naive ? stored_as<floatX>(p / sum) : operand(p, s.HS);
-            for (int d = 0; d < s.HS; d++) O[d] += factor * qkv[s.qkv(b, j, 2, h) + d];
-        }
-        for (int d = 0; d < s.HS; d++) r.out[s.out(b, i, h) + d] = naive ? O[d] : O[d] / sum;
-        r.lse[s.lse(b, i, h)] = log(sum) + max;
-    });
-    return r;
-}
-
-// Returns the gradient of qkv, given what forward stored: out and lse, or, for naive attention, the probabilities.
-// Naive attention rounds the gradients of probabilities and scores to floatX.
-Numbers attention_backward_loop(const Values& dout, const Values& qkv, const Values& out, const Values& lse,
-                                const AttentionSize& s, const Values* probs = nullptr) {
-    Numbers dqkv(s.N() * 3 * s.C());
-    const double scale = 1 / std::sqrt(double(s.HS));
-    s.for_each_query([&](int b, int h, int i) {
-        const size_t row = s.out(b, i, h), q = s.qkv(b, i, 0, h);
-        Number D;
-        Numbers P(i + 1), dP(i + 1);
-        for (int j = 0; j <= i; j++) {
-            P[j] = probs ? Number((*probs)[s.prob(b, h, i, j)])
-                         : exp(score(&qkv[q], &qkv[s.qkv(b, j, 1, h)], s.HS) - lse[s.lse(b, i, h)]);
-            for (int d = 0; d < s.HS; d++) dP[j] += Number(dout[row + d]) * qkv[s.qkv(b, j, 2, h) + d];
-            if (probs) dP[j] = stored_as<floatX>(dP[j]);
-            if (probs) D += P[j] * dP[j];
-        }
-        for (int d = 0; d < s.HS && !probs; d++) D += Number(dout[row + d]) * out[row + d];
-        for (int j = 0; j <= i; j++) {
-            const size_t k = s.qkv(b, j, 1, h), v = s.qkv(b, j, 2, h);
-            const Number ds = P[j] * (dP[j] - D), p_operand = probs ? P[j] : operand(P[j], s.HS),
-                dscore = probs ? stored_as<floatX>(ds * scale) : operand(ds, s.HS) * scale;
-            for (int d = 0; d < s.HS; d++) {
-                dqkv[q + d] += dscore * qkv[k + d];
-                dqkv[k + d] += dscore * qkv[q + d];
-                dqkv[v + d] += p_operand * dout[row + d];
-            }
-        }
-    });
-    return dqkv;
-}
-
 // Returns a random qkv: large enough that some probabilities are near 1, with the maximum score at early and late keys.
 Values attention_inputs(const AttentionSize& s) { return random_values<floatX>(s.N() * 3 * s.C(), -2, 2); }
 
@@ -554,7 +469,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
         else attention_forward(out, lse, counter, d_qkv, s.B, s.T, s.NH, s.HS);
         return outputs(out, counter, lse, probs);
     });
-    const AttentionResult expected = attention_loop(qkv, s, naive);
+    const auto expected = attention_loop<Number>(qkv, s, naive);
     forward.compare<floatX>("out", got[0], expected.out);
     forward.equal("counter", got[1], {0});
     if (!naive) forward.compare<float>("lse", got[2], expected.lse);
@@ -575,7 +490,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
         return outputs(dqkv, counter, d_dbias);
     });
     const Values* const probs = naive ? &got[3] : nullptr;
-    const Numbers dqkv = attention_backward_loop(dout, qkv, out, lse, s, probs);
+    const Numbers dqkv = attention_backward_loop<Number>(dout, qkv, out, lse, s, probs);
     backward.compare<floatX>("dqkv", gradients[0], dqkv);
     backward.equal("counter", gradients[1], {0});
     if (naive) return;
@@ -637,7 +552,7 @@ TEST("kernels: decode attention") {
                 attention_decode(out, d_qkv, T, s.NH, HS);
                 return outputs(out);
             });
-            const Numbers all = attention_loop(qkv, s).out;
+            const Numbers all = attention_loop<Number>(qkv, s).out;
             trial.compare<floatX>("out", got[0], {all.end() - s.C(), all.end()});
         }
 }

@@ -117,6 +117,99 @@ template <typename Real> Real gelu_derivative_loop(Real x) {
     return Real(0.5) * (Real(1) + t) + Real(0.5) * x * (Real(1) - t * t) * slope;
 }
 
+// ==== attention ==============================================================
+
+struct AttentionSize {
+    int B, T, NH, HS;
+
+    int C() const { return NH * HS; }
+    size_t N() const { return static_cast<size_t>(B) * T; }
+    // Offsets of rows; `part` is 0, 1 or 2 for query, key or value.
+    size_t qkv(int b, int t, int part, int h) const { return ((size_t(b) * T + t) * 3 + part) * C() + h * HS; }
+    size_t out(int b, int t, int h) const { return (size_t(b) * T + t) * C() + h * HS; }
+    size_t lse(int b, int t, int h) const { return (size_t(b) * NH + h) * T + t; }
+    // Offset of query i, key j in (B, NH, T, T).
+    size_t prob(int b, int h, int i, int j) const { return lse(b, i, h) * T + j; }
+
+    template <typename Visit> void for_each_query(Visit visit) const {
+        for (int b = 0; b < B; b++)
+            for (int h = 0; h < NH; h++)
+                for (int i = 0; i < T; i++) visit(b, h, i);
+    }
+};
+
+template <typename Real> struct AttentionResult { std::vector<Real> out, lse; };
+
+// Returns a . b / sqrt(HS).
+template <typename Real> Real score(const double* a, const double* b, int HS) {
+    Real sum = 0;
+    for (int d = 0; d < HS; d++) sum += Real(a[d]) * b[d];
+    return sum * (1 / std::sqrt(double(HS)));
+}
+
+// Returns P or dS as an operand of the next matmul, which tensor cores read as floatX.
+template <typename Real> Real operand(const Real& x, int HS) {
+    return on_tensor_cores(HS) ? stored_as<floatX>(x) : x;
+}
+double value_of(double x) { return x; }
+
+// Returns attention's out and lse. naive: scores and probabilities are rounded to floatX.
+template <typename Real>
+AttentionResult<Real> attention_loop(const Values& qkv, const AttentionSize& s, bool naive = false) {
+    AttentionResult<Real> r = {std::vector<Real>(s.N() * s.C()), std::vector<Real>(s.N() * s.NH)};
+    s.for_each_query([&](int b, int h, int i) {
+        std::vector<Real> S(i + 1), O(s.HS);
+        double max = -INFINITY;
+        for (int j = 0; j <= i; j++) {
+            S[j] = score<Real>(&qkv[s.qkv(b, i, 0, h)], &qkv[s.qkv(b, j, 1, h)], s.HS);
+            if (naive) S[j] = stored_as<floatX>(S[j]);
+            max = std::max(max, value_of(S[j]));
+        }
+        Real sum = 0;
+        for (int j = 0; j <= i; j++) sum += exp(S[j] - max);
+        for (int j = 0; j <= i; j++) {
+            const Real p = exp(S[j] - max), factor = naive ? stored_as<floatX>(p / sum) : operand(p, s.HS);
+            for (int d = 0; d < s.HS; d++) O[d] += factor * qkv[s.qkv(b, j, 2, h) + d];
+        }
+        for (int d = 0; d < s.HS; d++) r.out[s.out(b, i, h) + d] = naive ? O[d] : O[d] / sum;
+        r.lse[s.lse(b, i, h)] = log(sum) + max;
+    });
+    return r;
+}
+
+// Returns the gradient of qkv, given what forward stored: out and lse, or, for naive attention, the probabilities.
+// Naive attention rounds the gradients of probabilities and scores to floatX.
+template <typename Real>
+std::vector<Real> attention_backward_loop(const Values& dout, const Values& qkv, const Values& out, const Values& lse,
+                                          const AttentionSize& s, const Values* probs = nullptr) {
+    std::vector<Real> dqkv(s.N() * 3 * s.C());
+    const double scale = 1 / std::sqrt(double(s.HS));
+    s.for_each_query([&](int b, int h, int i) {
+        const size_t row = s.out(b, i, h), q = s.qkv(b, i, 0, h);
+        Real D = 0;
+        std::vector<Real> P(i + 1), dP(i + 1);
+        for (int j = 0; j <= i; j++) {
+            P[j] = probs ? Real((*probs)[s.prob(b, h, i, j)])
+                         : exp(score<Real>(&qkv[q], &qkv[s.qkv(b, j, 1, h)], s.HS) - lse[s.lse(b, i, h)]);
+            for (int d = 0; d < s.HS; d++) dP[j] += Real(dout[row + d]) * qkv[s.qkv(b, j, 2, h) + d];
+            if (probs) dP[j] = stored_as<floatX>(dP[j]);
+            if (probs) D += P[j] * dP[j];
+        }
+        for (int d = 0; d < s.HS && !probs; d++) D += Real(dout[row + d]) * out[row + d];
+        for (int j = 0; j <= i; j++) {
+            const size_t k = s.qkv(b, j, 1, h), v = s.qkv(b, j, 2, h);
+            const Real ds = P[j] * (dP[j] - D), p_operand = probs ? P[j] : operand(P[j], s.HS),
+                dscore = probs ? stored_as<floatX>(ds * scale) : operand(ds, s.HS) * scale;
+            for (int d = 0; d < s.HS; d++) {
+                dqkv[q + d] += dscore * qkv[k + d];
+                dqkv[k + d] += dscore * qkv[q + d];
+                dqkv[v + d] += p_operand * dout[row + d];
+            }
+        }
+    });
+    return dqkv;
+}
+
 // ==== cross-entropy ==========================================================
 
 template <typename Real> struct CrossEntropyResult { std::vector<Real> losses, dlogits; };
