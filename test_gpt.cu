@@ -2088,7 +2088,7 @@ TEST("samples as text: on a terminal") {
 
 // ==== main ===================================================================
 
-// Writes a folder and logits, which dev/reference/check_folder.py checks with safetensors, PyTorch and transformers.
+// Writes a folder and logits, which dev/reference/check_folder.py checks with safetensors and transformers.
 void export_folder(const std::string& dir) {
     const Reference r("odd");
     Model m;

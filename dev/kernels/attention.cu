@@ -109,7 +109,6 @@ template <Pass PASS> void attention(Study& study, const std::string& at, const A
     const bool naive_fits = T <= 2048;   // the T x T matrices of all heads fit in memory
     const auto scores = c.scratch<floatX>(naive_fits ? s.N() * NH * T : 1);
     const auto probs = c.scratch<floatX>(naive_fits ? s.N() * NH * T : 1);
-    // The loops take too long for the sizes that are timed: there, all steps must agree with the first one.
     if (study.timing && !device.is_cpu()) {
         out.memory.from_first_step = true;
         dqkv.memory.from_first_step = BACKWARD;

@@ -22,7 +22,6 @@
 #include "../tests/reference.h"
 
 #include <deque>
-#include <thread>
 
 // ==== kernels ================================================================
 
@@ -59,7 +58,8 @@ struct Storage {
     void (*set)(void* x, size_t i, double value);
     const size_t& launches;    // calls so far of the step being timed
     Values host, expected;     // initial values (empty for an output); expected results (empty if not checked)
-    bool from_first_step = false;   // the first step's results are the expected ones
+    // The first step's results are the expected ones: for sizes at which a loop on the host would take too long.
+    bool from_first_step = false;
     char* data = nullptr;      // on the device: `copies` copies of the array with a stride of `stride` bytes
     size_t copies = 1, stride = 0;
 
@@ -118,17 +118,6 @@ Grad grad(const Array<float>& array) { return {static_cast<float*>(array), DType
 // The members of a LossScale of 1, as an input of a study; loss_scale_in() casts this input for train_gpt.cu's kernels.
 const std::vector<int> SCALE_OF_ONE = {1, 1, 0, 0, 0};
 LossScale* loss_scale_in(float* floats) { return reinterpret_cast<LossScale*>(floats); }
-
-// Calls f(i) for each i < n, in parallel on all cores of the host.
-template <typename F> void in_parallel(size_t n, F f) {
-    const size_t workers = std::max(1u, std::thread::hardware_concurrency());
-    std::vector<std::thread> threads;
-    for (size_t w = 0; w < workers; w++)
-        threads.emplace_back([=] {
-            for (size_t i = w; i < n; i += workers) f(i);
-        });
-    for (std::thread& thread : threads) thread.join();
-}
 
 // ==== timing =================================================================
 // With CUDA events. On a CPU, dev/inspect counts memory accesses instead, and nothing is timed.
