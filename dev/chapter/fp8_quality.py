@@ -6,11 +6,10 @@
 import argparse
 import json
 import re
-import sys
 import tempfile
 import time
 
-from measure import FP8_QUALITY, Failed, Mistake, Trainer, demonstration
+from measure import FP8_QUALITY, Trainer, demonstration, guarded
 
 REFERENCE, AGAIN = "bf16", "bf16 again"
 # AGAIN differs from REFERENCE only in the order of a step's sums: it measures the effect of rounding alone.
@@ -48,8 +47,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (Mistake, Failed) as error:
-        print(f"fp8_quality: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, Mistake) else 1)
+    guarded("fp8_quality", main)

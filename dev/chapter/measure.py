@@ -1,6 +1,6 @@
 """Runs `./train_gpt plan` and `./train_gpt train` and returns their numbers as JSON-compatible objects.
 
-Each function in SECTIONS measures one part of the report. report.py draws the results.
+Each function in SECTIONS measures one part of the report. chapter.py writes the report.
 """
 import array
 import json
@@ -33,6 +33,15 @@ class Failed(Exception):
     def __init__(self, text, said=""):
         super().__init__(text)
         self.said = said
+
+
+def guarded(name, main):
+    """Runs a program's main(); prints an error as one line and exits with 2 (Mistake) or 1 (Failed)."""
+    try:
+        main()
+    except (Mistake, Failed) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, Mistake) else 1)
 
 
 # ---- amount of work for each device
