@@ -96,7 +96,7 @@ def test_trace():
 # ---- Arithmetic
 
 BYTES = {"weights": 2e6, "gradients": 4e6, "master": 4e6, "adam_m": 4e6, "adam_v": 4e6, "total": 50e6}
-RUN = {"kind": "ours", "ms": [90, 10, 20, 15, 10], "seconds": 1, "peak_bytes": 300e6, "planned_bytes": 50e6,
+RUN = {"kind": "ours", "ms": [90, 10, 20, 15, 10], "peak_bytes": 300e6, "planned_bytes": 50e6,
        "micro_batch": 4, "plan": {"precision": "bf16", "bytes": BYTES, "flops_per_token": {"model": 1e6}},
        "record": {"peak_flops": 2e9, "device": "x", "peak_source": "y",
                   "model": {"layers": 2, "channels": 8, "vocab": 200}}}
