@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from bench_report import report
 from contestants import HERE, Case, Failed, LlmC, Ours, PyTorch, fail, run, write_random_shard
@@ -159,10 +160,9 @@ def save(results, folder):
     """Writes results.json and report.md, replacing each atomically. Returns the report."""
     texts = {"results.json": json.dumps(results, indent=1), "report.md": report(results)}
     for name, text in texts.items():
-        path = os.path.join(folder, name)
-        with open(path + ".new", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(path + ".new", path)
+        new = Path(folder, name + ".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(Path(folder, name))
     return texts["report.md"]
 
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path += [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "scripts")]
@@ -183,8 +184,7 @@ class Ours(Contestant):
             result = {"ms": [*log.series("ms").values()], "record": log.record,
                       "peak_bytes": printed_bytes(done.output, "in use on the device") or done.resident_bytes}
             if trace:
-                with open(trace["trace"], encoding="utf-8") as file:
-                    result["trace"] = read_trace(json.load(file))
+                result["trace"] = read_trace(json.loads(Path(trace["trace"]).read_text()))
             return result
 
     def run_steps(self, case, micro_batch, limit):

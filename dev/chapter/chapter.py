@@ -12,8 +12,9 @@ import html
 import json
 import os
 import sys
+from pathlib import Path
 
-from measure import SECTIONS, Mistake, guarded, measure
+from measure import SECTIONS, Failed, fail, measure
 try:
     from figures import html_table, number, plural, pyplot
 except ImportError as error:
@@ -92,11 +93,10 @@ def part_html(number_, name, section, commands, folder):
             f'<p class=source>In the playbook: <a href="{PLAYBOOK}?section={source.lower().replace(" ", "_")}">{source}'
             "</a></p>"]
     if section.figure:
-        path = os.path.join(folder, f"{number_}_{name}.png")
+        path = folder / f"{number_}_{name}.png"
         section.figure.savefig(path)
         pyplot.close(section.figure)
-        with open(path, "rb") as file:
-            data = base64.b64encode(file.read()).decode()
+        data = base64.b64encode(path.read_bytes()).decode()
         body.append(f'<figure><img alt="{title}" src="data:image/png;base64,{data}">'
                     f"<figcaption>{html.escape(section.caption)}</figcaption></figure>")
     body += [f"<p>{html.escape(text)}</p>" for text in section.texts]
@@ -115,11 +115,11 @@ def write_report(results, folder):
         summary += [(f"{what} ({number_})", theirs, ours) for what, theirs, ours in section.rows]
         contents.append(f"<li><a href=#s{number_}>{html.escape(section.title)}</a></li>")
         parts.append(part_html(number_, name, section, results[name]["commands"], folder))
-    path = os.path.join(folder, "report.html")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(PAGE.format(device=html.escape(about["device"]), style=STYLE, facts=facts(results),
-                               playbook=PLAYBOOK, contents="".join(contents),
-                               summary=html_table(["", "chapter", "here"], summary), parts="\n".join(parts)))
+    path = folder / "report.html"
+    path.write_text(PAGE.format(device=html.escape(about["device"]), style=STYLE, facts=facts(results),
+                                playbook=PLAYBOOK, contents="".join(contents),
+                                summary=html_table(["", "chapter", "here"], summary), parts="\n".join(parts)),
+                    encoding="utf-8")
     return path
 
 
@@ -139,13 +139,15 @@ def main():
     try:
         os.makedirs(options.out, exist_ok=True)
     except OSError as error:
-        raise Mistake(f"--out {options.out}: {error.strerror}; expected a folder that can be written") from None
+        fail(f"--out {options.out}: {error.strerror}; expected a folder that can be written")
     programs = {name: getattr(options, name) for name in ("bf16", "fp16")}
     results = measure(options.train_gpt, options.quick, programs)
-    with open(os.path.join(options.out, "results.json"), "w", encoding="utf-8") as file:
-        json.dump(results, file)
-    print(write_report(results, options.out))
+    Path(options.out, "results.json").write_text(json.dumps(results))
+    print(write_report(results, Path(options.out)))
 
 
 if __name__ == "__main__":
-    guarded("chapter", main)
+    try:
+        main()
+    except Failed as error:
+        fail(str(error), 1)

@@ -9,7 +9,7 @@ import re
 import tempfile
 import time
 
-from measure import FP8_QUALITY, Trainer, demonstration, guarded
+from measure import FP8_QUALITY, Failed, Trainer, demonstration, fail
 
 REFERENCE, AGAIN = "bf16", "bf16 again"
 # AGAIN differs from REFERENCE only in the order of a step's sums: it measures the effect of rounding alone.
@@ -47,4 +47,7 @@ def main():
 
 
 if __name__ == "__main__":
-    guarded("fp8_quality", main)
+    try:
+        main()
+    except Failed as error:
+        fail(str(error), 1)
