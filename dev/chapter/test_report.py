@@ -6,17 +6,16 @@
 import json
 import os
 import sys
-import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(HERE, "..", "tests")]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import fp8_quality
 import measure
 import parts_formats
 import parts_parallel
 import parts_single
-from testing import expect, expect_equal, finish
+from testing import expect, expect_equal, run_tests, write
 from figures import pyplot
 
 ABOUT = {"peak_flops": 1e12, "gpu": False, "rounds": 3, "model": {"layers": 4, "channels": 8}}
@@ -398,23 +397,20 @@ def test_quality_script():
             stops = "fp8" in options["--matmul"]
             run = {"device": "stub", "precision": "bf16", "peak_flops": 1, "model": {"parameters": 7}}
             records = [{"run": run}, {"step": 1, "val_loss": 2.0}, {"step": 2, "val_loss": 1.5}][:2 if stops else 3]
-            with open(os.path.join(options["--out"], "log.jsonl"), "w", encoding="utf-8") as file:
-                file.write("\n".join(map(json.dumps, records)))
+            write(f"{options['--out']}/log.jsonl", "\n".join(map(json.dumps, records)))
             if stops:
                 raise measure.Failed("exit code 1", reason)
             return ""
 
     fp8_quality.Trainer = Stub
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "all.json")
-        sys.argv = ["fp8_quality", "--train-gpt", sys.executable, "--out", out, "--steps", "2"]
-        for reason, is_result in (("no such file", False), ("step 2: loss nan", True)):
-            try:
-                fp8_quality.main()
-            except measure.Failed as error:
-                expect_equal(error.said, reason, "the message of a failed run")
-            expect_equal(os.path.exists(out), is_result, f"'{reason}' is {'' if is_result else 'not '}a result")
-        made = measure.read_json(out)
+    sys.argv = ["fp8_quality", "--train-gpt", sys.executable, "--out", "all.json", "--steps", "2"]
+    for reason, is_result in (("no such file", False), ("step 2: loss nan", True)):
+        try:
+            fp8_quality.main()
+        except measure.Failed as error:
+            expect_equal(error.said, reason, "the message of a failed run")
+        expect_equal(os.path.exists("all.json"), is_result, f"'{reason}' is {'' if is_result else 'not '}a result")
+    made = measure.read_json("all.json")
     kinds = made["kinds"]
     expect_equal((made["options"]["steps"], made["about"]["parameters"], kinds["bf16"]["last"]), (2, 7, [1.5] * 3),
                  "the file has the options, the model and the last losses")
@@ -433,7 +429,4 @@ def test_results():
 
 
 if __name__ == "__main__":
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            test()
-    finish()
+    run_tests(globals())
