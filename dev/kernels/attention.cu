@@ -115,7 +115,8 @@ template <Pass PASS> void attention(Study& study, const std::string& at, const A
     } else {
         const auto expected = attention_loop<double>(qkv.host, s);
         out.expected = expected.out;
-        if (BACKWARD) dqkv.expected = attention_backward_loop<double>(dout.host, qkv.host, expected.out, expected.lse, s);
+        if (BACKWARD)
+            dqkv.expected = attention_backward_loop<double>(dout.host, qkv.host, expected.out, expected.lse, s);
     }
     if (naive_fits)
         c.step("train_gpt.cu: naive, T x T in memory", [&] {

@@ -214,8 +214,8 @@ std::vector<Real> attention_backward_loop(const Values& dout, const Values& qkv,
 
 template <typename Real> struct CrossEntropyResult { std::vector<Real> losses, dlogits; };
 
-// Returns losses (N) and gradients (N, Vp) of rows with V logits and Vp - V elements of padding. A row with target -1 has
-// loss and gradient 0.
+// Returns losses (N) and gradients (N, Vp) of rows with V logits and Vp - V elements of padding. A row with target -1
+// has loss and gradient 0.
 template <typename Real>
 CrossEntropyResult<Real> cross_entropy_loop(const Values& logits, const std::vector<int>& targets, double scale, int V,
                                             int Vp) {
