@@ -6,20 +6,17 @@
 import json
 import os
 import sys
-import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
-sys.dont_write_bytecode = True
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(HERE, "..", "tests")]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import fp8_quality
 import measure
 import parts_formats
 import parts_parallel
 import parts_single
-from testing import expect, expect_equal, finish
+from testing import expect, expect_equal, run_tests, write
 from figures import pyplot
-from formats import FORMATS
 
 ABOUT = {"peak_flops": 1e12, "gpu": False, "rounds": 3, "model": {"layers": 4, "channels": 8}}
 
@@ -282,20 +279,6 @@ def test_compare():
 
 # ---- formats of 16 and 8 bits
 
-def test_formats():
-    """Compares the formats with known constants, and the 8-bit formats with all their values."""
-    for f, expected in zip(FORMATS, ((3.4028234663852886e38, 2**-126, 2**-149, 2**-23),
-                                     (3.3895313892515355e38, 2**-126, 2**-133, 2**-7),
-                                     (65504, 2**-14, 2**-24, 2**-10), (448, 2**-6, 2**-9, 2**-3),
-                                     (57344, 2**-14, 2**-16, 2**-2))):
-        expect_equal((f.largest, f.smallest_normal, f.smallest, f.epsilon), expected,
-                     f"{f.name}: largest, smallest normal, smallest, next to 1")
-    for f, kept in zip(FORMATS[-2:], (1, 4)):   # codes of NaN and infinity, at the end
-        parts = [divmod(code, 2 ** f.mantissa) for code in range(2 ** 7 - kept)]
-        values = [(m if e == 0 else 2 ** f.mantissa + m) * 2.0 ** (max(e, 1) - f.bias - f.mantissa) for e, m in parts]
-        expect_equal((values[1], values[-1]), (f.smallest, f.largest), f"{f.name}: smallest and largest of all values")
-
-
 def test_sums():
     def made(first, last):
         return parts_formats.formats({"sums": [{"micro_batches": count, "error": error}
@@ -407,23 +390,20 @@ def test_quality_script():
             stops = "fp8" in options["--matmul"]
             run = {"device": "stub", "precision": "bf16", "peak_flops": 1, "model": {"parameters": 7}}
             records = [{"run": run}, {"step": 1, "val_loss": 2.0}, {"step": 2, "val_loss": 1.5}][:2 if stops else 3]
-            with open(os.path.join(options["--out"], "log.jsonl"), "w", encoding="utf-8") as file:
-                file.write("\n".join(map(json.dumps, records)))
+            write(f"{options['--out']}/log.jsonl", "\n".join(map(json.dumps, records)))
             if stops:
                 raise measure.Failed("exit code 1", reason)
             return ""
 
     fp8_quality.Trainer = Stub
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "all.json")
-        sys.argv = ["fp8_quality", "--train-gpt", sys.executable, "--out", out, "--steps", "2"]
-        for reason, is_result in (("no such file", False), ("step 2: loss nan", True)):
-            try:
-                fp8_quality.main()
-            except measure.Failed as error:
-                expect_equal(error.said, reason, "the message of a failed run")
-            expect_equal(os.path.exists(out), is_result, f"'{reason}' is {'' if is_result else 'not '}a result")
-        made = measure.read_json(out)
+    sys.argv = ["fp8_quality", "--train-gpt", sys.executable, "--out", "all.json", "--steps", "2"]
+    for reason, is_result in (("no such file", False), ("step 2: loss nan", True)):
+        try:
+            fp8_quality.main()
+        except measure.Failed as error:
+            expect_equal(error.said, reason, "the message of a failed run")
+        expect_equal(os.path.exists("all.json"), is_result, f"'{reason}' is {'' if is_result else 'not '}a result")
+    made = measure.read_json("all.json")
     kinds = made["kinds"]
     expect_equal((made["options"]["steps"], made["about"]["parameters"], kinds["bf16"]["last"]), (2, 7, [1.5] * 3),
                  "the file has the options, the model and the last losses")
@@ -433,7 +413,4 @@ def test_quality_script():
 
 
 if __name__ == "__main__":
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            test()
-    finish()
+    run_tests(globals())
