@@ -19,6 +19,7 @@
 #define TESTING
 #include "train_gpt.cu"
 
+#include "dev/tests/reference.h"
 #include "dev/tests/testing.h"
 
 #include <poll.h>
@@ -30,19 +31,14 @@
 #include <set>
 
 // ==== arrays =================================================================
-// Host values are double, which holds every float, BF16, FP16 and int exactly. Each device array is an allocation of
-// exactly its size, so that AddressSanitizer reports out-of-bounds accesses, and is initialised with NaN.
+// Each device array is an allocation of exactly its size, so that AddressSanitizer reports out-of-bounds accesses, and
+// is initialised with NaN.
 
-typedef std::vector<double> Values;
 typedef std::vector<Values> Outputs;   // all output arrays of one launch
-
-// Returns x rounded to T.
-template <typename T> double stored_as(double x) { return static_cast<float>(static_cast<T>(static_cast<float>(x))); }
 
 static uint64_t random_calls = 0;
 
 // Returns n uniform random values between low and high, rounded to T. They differ between calls, not between runs.
-
 template <typename T> Values random_values(size_t n, double low = -1, double high = 1) {
     const uint64_t seed = splitmix64(++random_calls);
     Values values(n);
@@ -134,6 +130,7 @@ struct Number {
 
 typedef std::vector<Number> Numbers;
 
+double value_of(const Number& x) { return x.value; }
 Number operator+(Number a, const Number& b) { return a += b; }
 Number operator-(const Number& a, const Number& b) { return a + Number(-b.value, b.error); }
 Number operator*(const Number& a, const Number& b) {
@@ -172,18 +169,6 @@ template <typename T> double half_ulp(double x) {
 // Returns x with the error bound that it has after rounding to T.
 template <typename T> Number stored_as(const Number& x) {
     return {x.value, x.error + half_ulp<T>(std::abs(x.value) + x.error)};
-}
-
-Number tree_sum(const Number* terms, size_t n) {
-    return n == 1 ? terms[0] : tree_sum(terms, n / 2) + tree_sum(terms + n / 2, n - n / 2);
-}
-
-// Returns a long sum in a GPU's order: term i is added to partial sum i % chains, then a tree adds the partial sums.
-// The error grows with the length of a chain, not with the number of terms.
-Number sum(const Numbers& terms, size_t chains) {
-    Numbers partial(chains);
-    for (size_t i = 0; i < terms.size(); i++) partial[i % chains] += terms[i];
-    return tree_sum(partial.data(), chains);
 }
 
 Numbers numbers(const Values& values) { return Numbers(values.begin(), values.end()); }
@@ -299,16 +284,6 @@ TEST("kernels: embedding forward") {
         }
 }
 
-// The positions of a batch sorted by token, which the loader uploads for embedding_backward.
-struct Positions {
-    std::vector<int> order, first;
-    size_t runs;
-
-    Positions(const std::vector<int>& inputs, int vocab) : order(inputs.size()), first(inputs.size() + 1) {
-        runs = sort_positions(order.data(), first.data(), inputs.data(), inputs.size(), vocab);
-    }
-};
-
 template <typename G>
 void try_embedding_backward(Trial& trial, int B, int T, int C, const Values& tokens, bool padded) {
     trial.at(format("B %d, T %d, C %d", B, T, C));
@@ -349,49 +324,6 @@ TEST("kernels: embedding backward") {
 
 // ==== layernorm ==============================================================
 
-struct LayerNormResult { Numbers out, mean, rstd; };
-
-// Returns LayerNorm of x (N, C).
-LayerNormResult layernorm_loop(const Values& x, const Values& w, const Values& b) {
-    const size_t C = w.size(), N = x.size() / C;
-    LayerNormResult r = {Numbers(N * C), Numbers(N), Numbers(N)};
-    for (size_t n = 0; n < N; n++) {
-        const double* row = &x[n * C];
-        Number sum, squares;
-        for (size_t i = 0; i < C; i++) sum += row[i];
-        const Number mean = sum / double(C);
-        for (size_t i = 0; i < C; i++) squares += (Number(row[i]) - mean) * (Number(row[i]) - mean);
-        const Number rstd = Number(1) / sqrt(squares / double(C) + 1e-5);
-        for (size_t i = 0; i < C; i++) r.out[n * C + i] = (Number(row[i]) - mean) * rstd * w[i] + b[i];
-        r.mean[n] = mean;
-        r.rstd[n] = rstd;
-    }
-    return r;
-}
-
-struct LayerNormGradients { Numbers dinp, dw, db; };
-
-// Adds the gradients to dinp, dw and db, as the kernel does.
-void layernorm_backward_loop(LayerNormGradients& g, const Values& dout, const Values& inp, const Values& w,
-                             const Values& mean, const Values& rstd) {
-    const size_t C = w.size(), N = mean.size();
-    for (size_t n = 0; n < N; n++) {
-        Number sum, sum_x;
-        Numbers xhat(C);
-        for (size_t c = 0; c < C; c++) {
-            const Number d = dout[n * C + c];
-            xhat[c] = (Number(inp[n * C + c]) - mean[n]) * rstd[n];
-            sum += d * w[c];
-            sum_x += d * w[c] * xhat[c];
-            g.dw[c] += d * xhat[c];
-            g.db[c] += d;
-        }
-        for (size_t c = 0; c < C; c++)
-            g.dinp[n * C + c] += Number(rstd[n]) *
-                (Number(dout[n * C + c]) * w[c] - sum / double(C) - xhat[c] * (sum_x / double(C)));
-    }
-}
-
 // Returns random x (N, C). If N > 1 the first row is constant: its variance is 0, so rstd is 1 / sqrt(epsilon).
 Values layernorm_inputs(size_t N, int C) {
     Values x = random_values<floatX>(N * C, -1, 3);
@@ -408,7 +340,7 @@ void try_layernorm_forward(Trial& trial, size_t N, int C) {
         layernorm_forward(out, mean, rstd, d_inp, d_w, d_b, N, C);
         return outputs(out, mean, rstd);
     });
-    const LayerNormResult expected = layernorm_loop(inp, w, b);
+    const auto expected = layernorm_loop<Number>(inp, w, b);
     trial.compare<floatX>("out", out[0], expected.out);
     trial.compare<float>("mean", out[1], expected.mean);
     trial.compare<float>("rstd", out[2], expected.rstd);
@@ -418,7 +350,7 @@ void try_layernorm_forward(Trial& trial, size_t N, int C) {
 template <typename G> void try_layernorm_backward(Trial& trial, size_t N, int C, bool biased) {
     trial.at(format("N %zu, C %d%s", N, C, biased ? ", dbias" : ""));
     const Values inp = layernorm_inputs(N, C), w = random_values<floatX>(C), dout = random_values<floatX>(N * C);
-    const LayerNormResult forward = layernorm_loop(inp, w, w);
+    const auto forward = layernorm_loop<Number>(inp, w, w);
     const Values mean = values_stored_as<float>(forward.mean), rstd = values_stored_as<float>(forward.rstd);
     const Values dinp = random_values<floatX>(N * C), dw = random_values<G>(C), db = random_values<G>(C);
     const Values dbias = random_values<G>(C);
@@ -430,11 +362,11 @@ template <typename G> void try_layernorm_backward(Trial& trial, size_t N, int C,
                            d_w, d_mean, d_rstd, N, C);
         return outputs(d_dinp, d_dw, d_db, d_dbias);
     });
-    LayerNormGradients expected = {numbers(dinp), numbers(dw), numbers(db)};
-    layernorm_backward_loop(expected, dout, inp, w, mean, rstd);
-    trial.compare<floatX>("dinp", out[0], expected.dinp);
-    trial.compare<G>("dw", out[1], expected.dw);
-    trial.compare<G>("db", out[2], expected.db);
+    Numbers expected_dinp = numbers(dinp), expected_dw = numbers(dw), expected_db = numbers(db);
+    layernorm_backward_loop(expected_dinp, expected_dw, expected_db, dout, inp, w, mean, rstd);
+    trial.compare<floatX>("dinp", out[0], expected_dinp);
+    trial.compare<G>("dw", out[1], expected_dw);
+    trial.compare<G>("db", out[2], expected_db);
     Numbers sums = numbers(dbias);
     for (size_t i = 0; biased && i < N * C; i++) sums[i % C] += out[0][i];   // the kernel's own dinp, rounded to floatX
     trial.compare<G>("dbias", out[3], sums);
@@ -485,16 +417,6 @@ TEST("kernels: bias") {
 
 // ==== gelu ===================================================================
 
-// tanh(u), u = sqrt(2/pi) (x + 0.044715 x^3)
-Number gelu_tanh(const Number& x) { return tanh(Number(std::sqrt(2 / M_PI)) * (x + Number(0.044715) * x * x * x)); }
-
-Number gelu_loop(const Number& x) { return Number(0.5) * x * (Number(1) + gelu_tanh(x)); }
-
-Number gelu_derivative_loop(const Number& x) {
-    const Number t = gelu_tanh(x), slope = Number(std::sqrt(2 / M_PI)) * (Number(1) + Number(3 * 0.044715) * x * x);
-    return Number(0.5) * (Number(1) + t) + Number(0.5) * x * (Number(1) - t * t) * slope;
-}
-
 // Returns values in [-4, 4), where GELU is curved, and a few at which tanh is 1 in FP32 or exp overflows.
 Values gelu_inputs(size_t n) {
     Values x = random_values<floatX>(n, -4, 4);
@@ -521,8 +443,8 @@ TEST("kernels: gelu") {
         });
         Numbers expected, expected_gradient;
         for (size_t i = 0; i < n; i++) {
-            expected.push_back(gelu_loop(inp[i]));
-            expected_gradient.push_back(gelu_derivative_loop(inp[i]) * dout[i]);
+            expected.push_back(gelu_loop<Number>(inp[i]));
+            expected_gradient.push_back(gelu_derivative_loop<Number>(inp[i]) * dout[i]);
         }
         forward.compare<floatX>("out", out[0], expected);
         backward.compare<floatX>("dinp", gradients[0], expected_gradient);
@@ -531,92 +453,6 @@ TEST("kernels: gelu") {
 }
 
 // ==== attention ==============================================================
-
-struct AttentionSize {
-    int B, T, NH, HS;
-
-    int C() const { return NH * HS; }
-    size_t N() const { return static_cast<size_t>(B) * T; }
-    // Offsets of rows; `part` is 0, 1 or 2 for query, key or value.
-    size_t qkv(int b, int t, int part, int h) const { return ((size_t(b) * T + t) * 3 + part) * C() + h * HS; }
-    size_t out(int b, int t, int h) const { return (size_t(b) * T + t) * C() + h * HS; }
-    size_t lse(int b, int t, int h) const { return (size_t(b) * NH + h) * T + t; }
-    // Offset of query i, key j in (B, NH, T, T).
-    size_t prob(int b, int h, int i, int j) const { return lse(b, i, h) * T + j; }
-
-    template <typename Visit> void for_each_query(Visit visit) const {
-        for (int b = 0; b < B; b++)
-            for (int h = 0; h < NH; h++)
-                for (int i = 0; i < T; i++) visit(b, h, i);
-    }
-};
-
-struct AttentionResult { Numbers out, lse; };
-
-// Returns a . b / sqrt(HS).
-Number score(const double* a, const double* b, int HS) {
-    Number sum;
-    for (int d = 0; d < HS; d++) sum += Number(a[d]) * b[d];
-    return sum * (1 / std::sqrt(double(HS)));
-}
-
-// Returns P or dS as an operand of the next matmul, which tensor cores read as floatX.
-Number operand(const Number& x, int HS) { return on_tensor_cores(HS) ? stored_as<floatX>(x) : x; }
-
-// Returns attention's out and lse. naive: scores and probabilities are rounded to floatX.
-AttentionResult attention_loop(const Values& qkv, const AttentionSize& s, bool naive = false) {
-    AttentionResult r = {Numbers(s.N() * s.C()), Numbers(s.N() * s.NH)};
-    s.for_each_query([&](int b, int h, int i) {
-        Numbers S(i + 1), O(s.HS);
-        double max = -INFINITY;
-        for (int j = 0; j <= i; j++) {
-            S[j] = score(&qkv[s.qkv(b, i, 0, h)], &qkv[s.qkv(b, j, 1, h)], s.HS);
-            if (naive) S[j] = stored_as<floatX>(S[j]);
-            max = std::max(max, S[j].value);
-        }
-        Number sum;
-        for (int j = 0; j <= i; j++) sum += exp(S[j] - max);
-        for (int j = 0; j <= i; j++) {
-            const Number p = exp(S[j] - max), factor = naive ? stored_as<floatX>(p / sum) : operand(p, s.HS);
-            for (int d = 0; d < s.HS; d++) O[d] += factor * qkv[s.qkv(b, j, 2, h) + d];
-        }
-        for (int d = 0; d < s.HS; d++) r.out[s.out(b, i, h) + d] = naive ? O[d] : O[d] / sum;
-        r.lse[s.lse(b, i, h)] = log(sum) + max;
-    });
-    return r;
-}
-
-// Returns the gradient of qkv, given what forward stored: out and lse, or, for naive attention, the probabilities.
-// Naive attention rounds the gradients of probabilities and scores to floatX.
-Numbers attention_backward_loop(const Values& dout, const Values& qkv, const Values& out, const Values& lse,
-                                const AttentionSize& s, const Values* probs = nullptr) {
-    Numbers dqkv(s.N() * 3 * s.C());
-    const double scale = 1 / std::sqrt(double(s.HS));
-    s.for_each_query([&](int b, int h, int i) {
-        const size_t row = s.out(b, i, h), q = s.qkv(b, i, 0, h);
-        Number D;
-        Numbers P(i + 1), dP(i + 1);
-        for (int j = 0; j <= i; j++) {
-            P[j] = probs ? Number((*probs)[s.prob(b, h, i, j)])
-                         : exp(score(&qkv[q], &qkv[s.qkv(b, j, 1, h)], s.HS) - lse[s.lse(b, i, h)]);
-            for (int d = 0; d < s.HS; d++) dP[j] += Number(dout[row + d]) * qkv[s.qkv(b, j, 2, h) + d];
-            if (probs) dP[j] = stored_as<floatX>(dP[j]);
-            if (probs) D += P[j] * dP[j];
-        }
-        for (int d = 0; d < s.HS && !probs; d++) D += Number(dout[row + d]) * out[row + d];
-        for (int j = 0; j <= i; j++) {
-            const size_t k = s.qkv(b, j, 1, h), v = s.qkv(b, j, 2, h);
-            const Number ds = P[j] * (dP[j] - D), p_operand = probs ? P[j] : operand(P[j], s.HS),
-                dscore = probs ? stored_as<floatX>(ds * scale) : operand(ds, s.HS) * scale;
-            for (int d = 0; d < s.HS; d++) {
-                dqkv[q + d] += dscore * qkv[k + d];
-                dqkv[k + d] += dscore * qkv[q + d];
-                dqkv[v + d] += p_operand * dout[row + d];
-            }
-        }
-    });
-    return dqkv;
-}
 
 // Returns a random qkv: large enough that some probabilities are near 1, with the maximum score at early and late keys.
 Values attention_inputs(const AttentionSize& s) { return random_values<floatX>(s.N() * 3 * s.C(), -2, 2); }
@@ -633,7 +469,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
         else attention_forward(out, lse, counter, d_qkv, s.B, s.T, s.NH, s.HS);
         return outputs(out, counter, lse, probs);
     });
-    const AttentionResult expected = attention_loop(qkv, s, naive);
+    const auto expected = attention_loop<Number>(qkv, s, naive);
     forward.compare<floatX>("out", got[0], expected.out);
     forward.equal("counter", got[1], {0});
     if (!naive) forward.compare<float>("lse", got[2], expected.lse);
@@ -654,7 +490,7 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
         return outputs(dqkv, counter, d_dbias);
     });
     const Values* const probs = naive ? &got[3] : nullptr;
-    const Numbers dqkv = attention_backward_loop(dout, qkv, out, lse, s, probs);
+    const Numbers dqkv = attention_backward_loop<Number>(dout, qkv, out, lse, s, probs);
     backward.compare<floatX>("dqkv", gradients[0], dqkv);
     backward.equal("counter", gradients[1], {0});
     if (naive) return;
@@ -668,20 +504,17 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
 // Tests the kernels that --tensor-cores KIND selects. Lengths are parts of a tile, whole tiles and several tiles. Batch
 // size and number of heads vary from case to case; with six lengths, both are 1 for the first.
 void test_attention_kernels(TensorCores kind, const std::vector<int>& head_sizes, const std::vector<int>& lengths) {
-    const TensorCores saved = std::exchange(device.tensor_cores, kind);
+    const Temporarily tensor_cores(device.tensor_cores, kind);
     const std::string suffix = format(", --tensor-cores %s, %d multiprocessors", name_of(kind),
                                       device.properties.multiProcessorCount);
-    {
-        Trial forward("attention_forward" + suffix), backward("attention_backward" + suffix);
-        int n = 0;
-        for (int HS : head_sizes)
-            for (int T : lengths) {
-                const int heads[] = {1, 2, 3, 1, 5};
-                try_attention(forward, backward, {1 + n % 2, T, T > 50 ? 1 + n % 3 : heads[n % 5], HS});
-                n++;
-            }
-    }
-    device.tensor_cores = saved;
+    Trial forward("attention_forward" + suffix), backward("attention_backward" + suffix);
+    int n = 0;
+    for (int HS : head_sizes)
+        for (int T : lengths) {
+            const int heads[] = {1, 2, 3, 1, 5};
+            try_attention(forward, backward, {1 + n % 2, T, T > 50 ? 1 + n % 3 : heads[n % 5], HS});
+            n++;
+        }
 }
 
 TEST("kernels: attention") {
@@ -696,37 +529,32 @@ TEST("kernels: attention") {
     // one to the next. With few multiprocessors small sizes have several tiles per block, too. 650 queries have more
     // key tiles than a ring buffer has stages, and leave one warpgroup of the last query tile without rows.
     if (!has_tensor_cores(TensorCores::WGMMA)) return;
-    const int saved = device.properties.multiProcessorCount;
     for (int multiprocessors : {1, 3}) {
-        device.properties.multiProcessorCount = multiprocessors;
+        const Temporarily few(device.properties.multiProcessorCount, multiprocessors);
         test_attention_kernels(TensorCores::WGMMA, {64, 128}, {65, 650});
     }
-    device.properties.multiProcessorCount = saved;
 }
 
 // ==== decode attention =======================================================
 
 // T: fewer keys than a block has warps, as many, and more.
 TEST("kernels: decode attention") {
-    const TensorCores saved = std::exchange(device.tensor_cores, TensorCores::NONE);   // operand() must not round
-    {
-        Trial trial("attention_decode");
-        int n = 0;
-        for (int HS : {16, 32, 48, 64, 80, 96, 112, 128})
-            for (int T : {1, 2, 7, 32, 33, 150}) {
-                const AttentionSize s = {1, T, 1 + n++ % 3, HS};
-                trial.at(format("T %d, NH %d, HS %d", T, s.NH, HS));
-                const Values qkv = attention_inputs(s);
-                const auto got = trial.run([&] {
-                    const DeviceArray<floatX> out(s.C()), d_qkv(qkv);
-                    attention_decode(out, d_qkv, T, s.NH, HS);
-                    return outputs(out);
-                });
-                const Numbers all = attention_loop(qkv, s).out;
-                trial.compare<floatX>("out", got[0], {all.end() - s.C(), all.end()});
-            }
-    }
-    device.tensor_cores = saved;
+    const Temporarily tensor_cores(device.tensor_cores, TensorCores::NONE);   // operand() must not round
+    Trial trial("attention_decode");
+    int n = 0;
+    for (int HS : {16, 32, 48, 64, 80, 96, 112, 128})
+        for (int T : {1, 2, 7, 32, 33, 150}) {
+            const AttentionSize s = {1, T, 1 + n++ % 3, HS};
+            trial.at(format("T %d, NH %d, HS %d", T, s.NH, HS));
+            const Values qkv = attention_inputs(s);
+            const auto got = trial.run([&] {
+                const DeviceArray<floatX> out(s.C()), d_qkv(qkv);
+                attention_decode(out, d_qkv, T, s.NH, HS);
+                return outputs(out);
+            });
+            const Numbers all = attention_loop<Number>(qkv, s).out;
+            trial.compare<floatX>("out", got[0], {all.end() - s.C(), all.end()});
+        }
 }
 
 // ==== naive attention ========================================================
@@ -739,24 +567,6 @@ TEST("kernels: naive attention") {
 }
 
 // ==== cross-entropy ==========================================================
-
-struct CrossEntropyResult { Numbers losses, dlogits; };
-
-CrossEntropyResult cross_entropy_loop(const Values& logits, const Values& targets, double scale, int V, int Vp) {
-    const size_t N = targets.size();
-    CrossEntropyResult r = {Numbers(N), Numbers(N * Vp)};
-    for (size_t n = 0; n < N; n++) {
-        if (targets[n] < 0) continue;
-        const double* row = &logits[n * Vp];
-        const double max = *std::max_element(row, row + V);
-        Numbers p;
-        for (int v = 0; v < V; v++) p.push_back(exp(Number(row[v]) - max));
-        const Number total = sum(p, WIDE_BLOCK * PACK);
-        r.losses[n] = log(total) + max - row[static_cast<int>(targets[n])];
-        for (int v = 0; v < V; v++) r.dlogits[n * Vp + v] = (p[v] / total - (v == targets[n] ? 1.0 : 0.0)) * scale;
-    }
-    return r;
-}
 
 template <Want WANT>
 Outputs run_cross_entropy(const Values& logits, const Values& targets, float scale, int V, int Vp) {
@@ -783,7 +593,7 @@ void try_cross_entropy(Trial& trial, size_t N, int V, int Vp) {
     constexpr Want BOTH = Want::LOSS_AND_GRADIENT;
     const auto got = trial.run([&] { return run_cross_entropy<BOTH>(logits, targets, scale, V, Vp); });
     const auto loss_only = trial.run([&] { return run_cross_entropy<Want::LOSS>(logits, targets, scale, V, Vp); });
-    const CrossEntropyResult expected = cross_entropy_loop(logits, targets, scale, V, Vp);
+    const auto expected = cross_entropy_loop<Number>(logits, {targets.begin(), targets.end()}, scale, V, Vp);
     trial.compare<float>("losses", got[0], expected.losses);
     trial.compare<floatX>("dlogits", got[1], expected.dlogits);
     trial.equal("losses without gradient", loss_only[0], got[0]);
@@ -987,7 +797,7 @@ struct Matrix {
 
 // Returns run() as on Hopper after matmul tuning that has chosen all epilogues that need it.
 template <typename F> auto with_tuned_epilogues(F run) {
-    const int major = std::exchange(device.properties.major, std::max(device.properties.major, 9));
+    const Temporarily hopper(device.properties.major, std::max(device.properties.major, 9));
     matmul_plans.clear();
     run();   // creates the plans
     size_t chosen = 0;
@@ -995,7 +805,6 @@ template <typename F> auto with_tuned_epilogues(F run) {
         if (needs_tuning(shape.epilogue)) chosen += (plan.algorithms = offered_algorithms(plan)).size();
     const auto result = run();
     matmul_plans.clear();
-    device.properties.major = major;
 #ifdef CUDA_ON_CPU
     if (chosen == 0) throw Failure("no epilogue needed tuning");
 #endif
@@ -1080,7 +889,7 @@ void try_matmul_backward_input(const char* name, const std::vector<MatmulSize>& 
         for (size_t i = 0; i < N * C; i++) {
             for (size_t o = 0; o < OC; o++)
                 expected[i] += Number(dout.values[i / C * OC + o]) * w.values[i % C * OC + o];
-            through_gelu[i] = stored_as<floatX>(expected[i]) * gelu_derivative_loop(pre[i]);
+            through_gelu[i] = stored_as<floatX>(expected[i]) * gelu_derivative_loop<Number>(pre[i]);
             sums[i % C] += stored_as<floatX>(through_gelu[i]);
         }
         for (size_t c = 0; c < C; c++) sums[c] = stored_as<floatX>(sums[c]) + db[c];
@@ -1129,7 +938,7 @@ TEST("kernels: matmul") {
 // The alternative takes 0.1 s, far longer than the matmul even on a busy machine, or no time.
 TEST("kernels: matmul tuning of epilogues") {
     constexpr size_t N = 32, C = 16;
-    const int major = std::exchange(device.properties.major, std::max(device.properties.major, 9));
+    const Temporarily hopper(device.properties.major, std::max(device.properties.major, 9));
     matmul_plans.clear();
     const Matrix inp(N, C, 1), w(C, C, 1);
     const DeviceArray<floatX> out(N * C), pre_activation(N * C), b(random_values<floatX>(C));
@@ -1151,7 +960,6 @@ TEST("kernels: matmul tuning of epilogues") {
                           slow ? "faster" : "slower", slow ? "used" : "not used"));
         }
     matmul_plans.clear();
-    device.properties.major = major;
 }
 
 // ==== files for the tests ====================================================
@@ -1485,11 +1293,9 @@ TEST("model against PyTorch") {
 TEST("tensor cores in the model") {
     const Setup s = small_setup({1, 2, 128, 200, 300}, 1, 193);
     auto pass = [&](TensorCores kind) {
-        const TensorCores saved = std::exchange(device.tensor_cores, kind);
+        const Temporarily tensor_cores(device.tensor_cores, kind);
         TestModel m(s);
-        const Pass result = forward_backward(m, random_batch(s));
-        device.tensor_cores = saved;
-        return result;
+        return forward_backward(m, random_batch(s));
     };
     const Pass portable = pass(TensorCores::NONE);
     const double limit = FLOATX == DType::BF16 ? 0x1p-7 : 0x1p-10;
@@ -1639,12 +1445,10 @@ TEST("memory") {
     expect(exact, "largest_micro_batch() is exact to one byte of memory");
 
     // Without launch()'s check CUDA reports only "invalid argument" if a kernel needs too much shared memory.
-    const size_t saved = device.properties.sharedMemPerBlockOptin, needed = SHARED_WITHOUT_OPT_IN + 16;
+    const size_t needed = SHARED_WITHOUT_OPT_IN + 16;
     auto launch_error = [&](size_t most) {
-        device.properties.sharedMemPerBlockOptin = most;
-        const std::string error = error_of([&] { launch("hold", hold_kernel, 1, 1, needed, 1LL); });
-        device.properties.sharedMemPerBlockOptin = saved;
-        return error;
+        const Temporarily limit(device.properties.sharedMemPerBlockOptin, most);
+        return error_of([&] { launch("hold", hold_kernel, 1, 1, needed, 1LL); });
     };
     const std::string error = launch_error(needed - 1);
     expect(contains(error, format("hold: expected at most %zu bytes", needed - 1)) &&
@@ -2284,7 +2088,7 @@ TEST("samples as text: on a terminal") {
 
 // ==== main ===================================================================
 
-// Writes a folder and logits, which dev/reference/check_folder.py checks with safetensors, PyTorch and transformers.
+// Writes a folder and logits, which dev/reference/check_folder.py checks with safetensors and transformers.
 void export_folder(const std::string& dir) {
     const Reference r("odd");
     Model m;

@@ -2,6 +2,10 @@
 import re
 
 
+# Options of a run that is measured: no validation, samples or checkpoints.
+BARE = {"schedule": "constant", "val_fraction": 0, "eval_every": 0, "sample_every": 0, "checkpoint_every": 0}
+
+
 def flags(options):
     """Returns the options {name: value} as a command line."""
     return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]

@@ -472,8 +472,17 @@ int start_processes(const Options& o) {
 
 // ---- begin and end ------------------------------------------------------------------------------
 
-// Sets data_ranks and tensor_ranks, for tensor groups of `size` ranks. A group has its own stream if NCCL orders the
-// launches of several communicators; otherwise it shares the world's.
+// Creates a stream for communication, of the highest priority.
+cudaStream_t communication_stream() {
+    int least, greatest;
+    cudaStream_t stream;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+    return stream;
+}
+
+// Sets data_ranks and tensor_ranks, for tensor groups of `size` ranks. tensor_ranks has a stream of its own if NCCL
+// orders the launches of several communicators; otherwise it shares the world's, as data_ranks does.
 void connect_groups(size_t size) {
     data_ranks = world;
     if (size == 1) return;
@@ -486,11 +495,7 @@ void connect_groups(size_t size) {
     split(data_ranks, world.rank % size, world.rank / size, world.size / size);
     split(tensor_ranks, world.rank / size, world.rank % size, size);
     if (nccl_version() < NCCL_WITH_LAUNCH_ORDER) return;
-    int least, greatest;
-    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-    check(cudaStreamCreateWithPriority(&device.tensor, cudaStreamNonBlocking, greatest),
-          "cudaStreamCreateWithPriority");
-    tensor_ranks.stream = device.tensor;
+    tensor_ranks.stream = device.tensor = communication_stream();
 }
 
 // Creates the stream and NCCL's communicators, after the device has been opened. A first collective makes NCCL allocate
@@ -501,14 +506,12 @@ void connect_ranks(double timeout, size_t tensor) {
         throw UserError("--tensor-parallel %zu: expected a divisor of the number of GPUs, found %zu GPUs", tensor,
                         world.size);
     if (world.of_machine % tensor != 0 || world.on_machine % tensor != world.rank % tensor)
-        throw UserError("--tensor-parallel %zu: expected groups of neighbouring ranks on one machine, found rank %zu as "
-                        "process %zu of %zu on its machine", tensor, world.rank, world.on_machine, world.of_machine);
+        throw UserError("--tensor-parallel %zu: expected groups of neighbouring ranks on one machine, found rank %zu "
+                        "as process %zu of %zu on its machine", tensor, world.rank, world.on_machine, world.of_machine);
     setenv("NCCL_ALGO", "^NVLS,NVLSTree", 0);       // excluded: the order of their sums varies (NVIDIA/nccl#1497)
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);         // allocates all memory now, not at the first use of each algorithm
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);   // so that communicators on different streams cannot deadlock
-    int least, greatest;
-    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-    check(cudaStreamCreateWithPriority(&world.stream, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+    world.stream = communication_stream();
     for (cudaEvent_t* event : {&world.computed, &world.sent})
         check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
     check(cudaMalloc(reinterpret_cast<void**>(&world.staging), STAGING_BYTES), "cudaMalloc");

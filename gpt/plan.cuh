@@ -117,16 +117,26 @@ long largest_divisor(long n, long most) {
     return divisor;
 }
 
-// Returns the largest micro-batch that fits with a margin and divides each GPU's part of the total batch, or 1 if none
-// fits.
-int auto_micro_batch(const Options& o, Setup s, size_t memory) {
-    s.B = 1;
-    const long sequences = accumulation_steps(o, s);
-    const int B = std::max(1, largest_micro_batch(s, without_margin(memory)));
-    return o.total_batch ? largest_divisor(sequences, B) : B;
+constexpr int FP8_ROWS = 16;   // cuBLASLt: the rows that FP8 weight gradients sum over are a multiple of this
+
+// Returns the smallest micro-batch; others are multiples of it.
+int least_micro_batch(const Setup& s) {
+    return s.matmul == MatmulIn::FP8_ALL ? FP8_ROWS / std::gcd(FP8_ROWS, s.T) : 1;
 }
 
-constexpr size_t FP8_ROWS = 16;   // cuBLASLt: the rows that FP8 weight gradients sum over are a multiple of this
+// Returns the largest valid micro-batch up to `most` that divides each GPU's part of the total batch, or 0.
+int valid_micro_batch(const Options& o, const Setup& s, int most) {
+    const int least = least_micro_batch(s);
+    const long sequences = o.total_batch / (long{s.T} * s.data());
+    return least * (o.total_batch ? largest_divisor(sequences / least, most / least) : most / least);
+}
+
+// Returns the largest valid micro-batch that fits with a margin, or the smallest one if none fits.
+int auto_micro_batch(const Options& o, Setup s, size_t memory) {
+    s.B = 1;
+    accumulation_steps(o, s);   // rejects a total batch that no micro-batch divides
+    return std::max(least_micro_batch(s), valid_micro_batch(o, s, largest_micro_batch(s, without_margin(memory))));
+}
 
 void require_fp8_device() {
     const cudaDeviceProp& p = device.properties;
@@ -176,7 +186,7 @@ void require_consistent(const Setup& s) {
         throw UserError("--matmul fp8: expected weights in bf16, found %s; make PRECISION=bf16, or plan --precision "
                         "bf16", name_of(s.precision));
     if (s.matmul == MatmulIn::FP8_ALL && s.N() % FP8_ROWS != 0)
-        throw UserError("--matmul fp8-all: expected a micro-batch of a multiple of %zu tokens, found %d x %d; --matmul "
+        throw UserError("--matmul fp8-all: expected a micro-batch of a multiple of %d tokens, found %d x %d; --matmul "
                         "fp8 takes any number", FP8_ROWS, s.B, s.T);
     if (s.zero > last_stage(s))
         throw UserError("--zero 3: expected 0, 1 or 2 with --matmul fp8, which keeps all weights in FP8 on each GPU");
@@ -296,7 +306,8 @@ std::string memory_text(const Plan& p, size_t memory) {
 
 // Returns a step's tokens as text, such as "524,288 tokens = 8 micro-batches of 64 x 1024".
 std::string step_text(const Setup& s, long accumulation) {
-    const std::string gpus = s.tensor > 1 ? format("%d group%s of %d GPUs x ", s.data(), s.data() > 1 ? "s" : "", s.tensor)
+    const char* plural = s.data() > 1 ? "s" : "";
+    const std::string gpus = s.tensor > 1 ? format("%d group%s of %d GPUs x ", s.data(), plural, s.tensor)
                              : s.gpus > 1 ? format("%d GPUs x ", s.gpus) : "";
     return format("%s tokens = %s%ld micro-batch%s of %d x %d", grouped(accumulation * long(s.N()) * s.data()).c_str(),
                   gpus.c_str(), accumulation, accumulation > 1 ? "es" : "", s.B, s.T);
@@ -539,6 +550,7 @@ json scan_records(const Options& o, Setup s, size_t memory) {
                     continue;
                 if (o.total_batch % (long(s.N()) * s.data()) != 0) continue;
                 if (largest) s.B = auto_micro_batch(o, s, memory);
+                if (o.total_batch % (long(s.N()) * s.data()) != 0) continue;
                 s.head_rows = training_head_rows(s, memory);
                 if (plan(s).total > without_margin(memory)) continue;
                 const json record = layout_record(o, s, memory);
@@ -559,13 +571,6 @@ size_t kept_bytes_per_layer(Setup s) {
     for (const ActivationRow& row : activation_table(nowhere, s))
         if (row.category == Category::ACTIVATIONS && row.copies == 2) kept += row.copy_bytes();
     return kept;
-}
-
-// Returns the same for the layers of Korthikanti et al. 2022, table 2, in bytes per token: without parallelism, with
-// tensor parallelism, and with sequence parallelism too. They keep dropout masks and matrices of naive attention.
-std::array<double, 3> kept_in_megatron(const Setup& s) {
-    const double C = s.config.channels, t = s.tensor, scores = 5.0 * s.config.heads * s.T / C;
-    return {C * (34 + scores), C * (10 + (24 + scores) / t), C * (34 + scores) / t};
 }
 
 json tensor_records(const Setup& s) {
@@ -675,9 +680,6 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
     const size_t activations = record["bytes"]["activations"];
     printf("\nactivations of half a percent or more; a layer keeps %.0f bytes per token\n",
            double(record["activation_bytes_per_token_per_layer"]));
-    if (const auto kept = kept_in_megatron(s); s.tensor > 1)
-        printf("  Korthikanti et al. 2022, with dropout and the matrices of naive attention: %.0f without tensor "
-               "parallelism,\n  %.0f with it, %.0f also with sequence parallelism\n", kept[0], kept[1], kept[2]);
     for (const json& tensor : record["tensors"]) {
         const size_t bytes = tensor["bytes"];
         if (tensor["category"] != "activations" || bytes < activations / 200) continue;
@@ -689,9 +691,8 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
            flops.hardware, o.total_batch ? " and divides the batch" : "");
     json layout = record["fits"] ? record : json();   // otherwise the first mode below that fits
     for (const auto& [name, mode] : RECOMPUTE_NAMES) {
-        const long most = record["max_micro_batch"][name];
-        const long B = o.total_batch ? largest_divisor(o.total_batch / (long{s.T} * s.data()), most) : most;
-        printf("  --recompute %-9s  --micro-batch %ld\n", name, B);
+        const int B = valid_micro_batch(o, s, record["max_micro_batch"][name]);
+        printf("  --recompute %-9s  --micro-batch %d\n", name, B);
         if (layout.is_null() && B > 0)
             layout = {{"micro_batch", B}, {"recompute", name}, {"gpus", s.gpus}, {"zero", s.zero},
                       {"tensor_parallel", s.tensor}};

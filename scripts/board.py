@@ -12,9 +12,7 @@ import argparse
 import importlib
 import os
 import shutil
-import sys
 
-sys.dont_write_bytecode = True
 from runs import fail, follow, parse_arguments, summary
 
 TAGS = {"loss": "loss/train", "val_loss": "loss/validation", "hellaswag": "hellaswag/acc_norm",

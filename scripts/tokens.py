@@ -11,6 +11,7 @@ import argparse
 import array
 import collections
 import os
+import random
 import struct
 import sys
 
@@ -75,6 +76,13 @@ def write_file(path, magic, numbers, tokens):
 
 def write_shard(path, tokens):
     write_file(path, SHARD_MAGIC, [len(tokens)], tokens)
+
+
+def write_random_shard(path, vocab, count):
+    """Writes random tokens with frequencies proportional to 1/rank, as in language: the time of the embedding's
+    backward pass depends on how often tokens repeat."""
+    weights = [1 / (rank + 2.7) for rank in range(vocab)]
+    write_shard(path, random.Random(1).choices(range(vocab), weights, k=count))
 
 
 def write_examples(path, examples):

@@ -10,19 +10,17 @@ each run that fails; the others continue. It is updated after each run. gpu --de
 import argparse
 import json
 import os
-import platform
 import signal
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-sys.dont_write_bytecode = True
 from bench_report import report
-from contestants import HERE, Case, Failed, LlmC, Ours, PyTorch, fail, run, write_tokens
+from contestants import HERE, Case, Failed, LlmC, Ours, PyTorch, fail, run, write_random_shard
 
 ROOT = os.path.join(HERE, "..", "..")
-LONG_RUN_S = 60             # on a CPU, a contestant whose first run takes longer has no second run
 
 GPT2 = {"model": "gpt2"}
 TINY = {"heads": 2, "channels": 64, "context": 64, "vocab": 512}
@@ -72,7 +70,7 @@ class Context:
     def tokens(self, vocab):
         path = os.path.join(self.folder, f"tokens_{vocab}.bin")
         if not os.path.exists(path):
-            write_tokens(path, vocab, self.suite.tokens + 1)
+            write_random_shard(path, vocab, self.suite.tokens + 1)
         return path
 
     def plan(self, case):
@@ -94,15 +92,14 @@ class Context:
 
 # ---- Measurements. Each function adds to `results`.
 
-def measure_step(results, context, case, contestant, limit):
-    """Adds the steps of one run of a contestant to those of its earlier runs."""
-    begin = time.monotonic()
-    found = contestant.measure(case, limit)
-    entry = results["cases"].setdefault(case.name, {**asdict(case), "runs": {}})["runs"]
-    before = entry.get(contestant.name, {"ms": [], "seconds": 0, "peak_bytes": 0})
+def measure_step(results, context, case, contestant, round_, limit):
+    """Adds the steps of one run of a contestant to those of its earlier runs, unless one of them failed."""
+    runs = results["cases"].setdefault(case.name, {**asdict(case), "runs": {}})["runs"]
+    if round_ > 0 and contestant.name not in runs:
+        return
+    found, before = contestant.measure(case, limit), runs.get(contestant.name, {"ms": [], "peak_bytes": 0})
     peak = max(found["peak_bytes"] or 0, before["peak_bytes"])
-    entry[contestant.name] = {"kind": contestant.kind, **found, "ms": before["ms"] + found["ms"],
-                              "peak_bytes": peak, "seconds": time.monotonic() - begin}
+    runs[contestant.name] = {"kind": contestant.kind, **found, "ms": before["ms"] + found["ms"], "peak_bytes": peak}
 
 
 def attention_points(sizes):
@@ -137,19 +134,9 @@ def measure_our_attention(results, context, limit, point):
 
 # ---- Order of the runs
 
-def should_run(results, context, case, contestant, round_):
-    """Returns whether a contestant runs in this round. In the first round all do."""
-    runs = results["cases"].get(case.name, {}).get("runs", {})
-    if round_ == 0:
-        return True
-    long = context.options.suite == "cpu" and runs.get(contestant.name, {}).get("seconds", 0) > LONG_RUN_S
-    return contestant.name in runs and not long
-
-
 def make_jobs(results, context):
-    """Returns (title, function of a time limit, function that returns whether to run it) in the order of execution:
-    two rounds of all contestants."""
-    options, always = context.options, lambda: True
+    """Returns (title, function of a time limit) in the order of execution: two rounds of all contestants."""
+    options = context.options
     contestants = [Ours(context, program) for program in options.ours]
     context.reference = contestants[0]
     if options.python:
@@ -157,15 +144,13 @@ def make_jobs(results, context):
     if options.llmc:
         contestants.append(LlmC(context, options.llmc))
     steps = [(f"{case.name}: {contestant.name}, run {round_ + 1}",
-              lambda limit, a=case, b=contestant: measure_step(results, context, a, b, limit),
-              lambda a=case, b=contestant, c=round_: should_run(results, context, a, b, c))
+              lambda limit, a=case, b=contestant, c=round_: measure_step(results, context, a, b, c, limit))
              for round_ in range(2) for case in context.suite.cases for contestant in contestants]
     if options.suite == "cpu":
         return steps
-    ceilings = [("PyTorch's copy, matmul and attention",
-                 lambda limit: measure_ceilings(results, context, limit), always)]
+    ceilings = [("PyTorch's copy, matmul and attention", lambda limit: measure_ceilings(results, context, limit))]
     attention = [(f"attention of {point['NH']} heads of {point['HS']}, T = {point['T']}",
-                  lambda limit, point=point: measure_our_attention(results, context, limit, point), always)
+                  lambda limit, point=point: measure_our_attention(results, context, limit, point))
                  for point in attention_points(context.suite.attention)]
     first = len(contestants)
     return steps[:first] + (ceilings if options.python else []) + attention + steps[first:]
@@ -175,10 +160,9 @@ def save(results, folder):
     """Writes results.json and report.md, replacing each atomically. Returns the report."""
     texts = {"results.json": json.dumps(results, indent=1), "report.md": report(results)}
     for name, text in texts.items():
-        path = os.path.join(folder, name)
-        with open(path + ".new", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(path + ".new", path)
+        new = Path(folder, name + ".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(Path(folder, name))
     return texts["report.md"]
 
 
@@ -187,10 +171,8 @@ def run_jobs(jobs, results, context, folder):
     all runs of our programs succeeded."""
     begin, options, succeeded = time.monotonic(), context.options, True
     try:
-        for title, function, enabled in jobs:
+        for title, function in jobs:
             left = 60 * options.minutes - (time.monotonic() - begin)
-            if not enabled():
-                continue
             if left < context.suite.min_s:
                 results["not_run"].append([title, f"{max(0, left):.0f} s were left of {options.minutes:g} minutes"])
                 continue
@@ -221,18 +203,10 @@ def output_of(*command):
         return ""
 
 
-def cpu_name():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def about(options):
     commit = output_of("git", "-C", ROOT, "describe", "--always", "--dirty")
     return {"suite": options.suite, "dry": options.dry, "date": time.strftime("%Y-%m-%d %H:%M"),
-            "machine": f"{cpu_name()}, {options.threads} threads", "load before": f"{os.getloadavg()[0]:.1f}",
+            "threads": options.threads, "load before": f"{os.getloadavg()[0]:.1f}",
             "GPU, driver, memory, clocks now and at most, power limit": output_of(
                 "nvidia-smi", "-i", "0", "--format=csv,noheader",
                 "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit") or "-",

@@ -2,7 +2,6 @@
 The functions that parse output are separate from those that run programs, so that tests can call them."""
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -13,12 +12,13 @@ import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path += [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "scripts")]
 from runs import read_run
-from tokens import fail, write_shard    # noqa: F401
-from trainer import flags, printed_bytes, trace_steps
+from tokens import fail, write_random_shard    # noqa: F401
+from trainer import BARE, flags, printed_bytes, trace_steps
 
 TRACED_STEPS = 3        # --trace records the first three steps, which are not timed
 
@@ -84,13 +84,6 @@ def run(command, limit, cwd=None):
         errors.seek(0)
         return Done(command, output.read(), errors.read(), os.waitstatus_to_exitcode(status),
                     time.monotonic() - begin, timed_out, usage.ru_maxrss * 1024)
-
-
-def write_tokens(path, vocab, count):
-    """Writes a shard of random tokens with frequencies proportional to 1/rank, as in language: the time of the
-    embedding's backward pass depends on how often tokens repeat."""
-    weights = [1 / (rank + 2.7) for rank in range(vocab)]
-    write_shard(path, random.Random(1).choices(range(vocab), weights, k=count))
 
 
 # ==== Parsing ================================================================
@@ -184,16 +177,14 @@ class Ours(Contestant):
         """Trains on random tokens. Returns times, log, peak memory and, if the context is traced, the trace."""
         with tempfile.TemporaryDirectory(dir=self.context.folder) as out:
             trace = {"trace": os.path.join(out, "trace.json")} if self.context.traced else {}
-            options = {"data": self.context.tokens(options.get("vocab", 50257)), "val_fraction": 0, "lr": 1e-4,
-                       "schedule": "constant", "eval_every": 0, "sample_every": 0, "checkpoint_every": 0, **options,
+            options = {**BARE, "data": self.context.tokens(options.get("vocab", 50257)), "lr": 1e-4, **options,
                        "total_batch": tokens, "steps": steps, "peak": self.context.peak, **trace, "out": out + "/run"}
             done = run([self.program, "train", *flags(options)], limit).check()
             log = read_run(os.path.join(out, "run"))
             result = {"ms": [*log.series("ms").values()], "record": log.record,
                       "peak_bytes": printed_bytes(done.output, "in use on the device") or done.resident_bytes}
             if trace:
-                with open(trace["trace"], encoding="utf-8") as file:
-                    result["trace"] = read_trace(json.load(file))
+                result["trace"] = read_trace(json.loads(Path(trace["trace"]).read_text()))
             return result
 
     def run_steps(self, case, micro_batch, limit):

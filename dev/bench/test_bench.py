@@ -11,31 +11,17 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
+from pathlib import Path
 
-sys.dont_write_bytecode = True
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.join(HERE, "..", "..")
-sys.path.append(os.path.join(ROOT, "dev", "tests"))
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "tests"))
 import bench_report as report
 import contestants
-from testing import expect, expect_equal, finish
+from testing import expect, expect_equal, run_tests, wait_for, write
 from contestants import Done, Failed, OutOfMemory
 
 TIMEOUT = 300       # seconds a run of bench.py may take
-
-
-def read(path):
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
-def write(path, text):
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(path, 0o755)
 
 
 def expect_near(found, expected, text):
@@ -64,9 +50,6 @@ step    2/4 | loss 10.929188 (-1.25z)| norm 13.0471 (+0.31z)| lr 1.20e-05 | 1120
 def test_parsing():
     expect_equal(contestants.read_llmc(LLMC_OUTPUT), {"ms": [1342.50, 1120.25], "peak_bytes": 40409 * 2**20},
                  "llm.c: the time of each step and the memory in use are read")
-    line = "done  5 steps in 0:12, 1.2M tok/s; 31.72 GB allocated as planned, 33.10 GB in use on the device\n"
-    expect_equal(contestants.printed_bytes(line, "in use on the device"), 33.10e9,
-                 "the closing line's memory in use is read")
     for output, kind in (("CUDA error: out of device memory", OutOfMemory), ("it broke", Failed)):
         expect_fails(Done(["x"], "", output, 1, 1.0, False, 0).check, kind, output[-6:],
                      f"'{output}' raises {kind.__name__}")
@@ -110,7 +93,7 @@ def test_trace():
 # ---- Arithmetic
 
 BYTES = {"weights": 2e6, "gradients": 4e6, "master": 4e6, "adam_m": 4e6, "adam_v": 4e6, "total": 50e6}
-RUN = {"kind": "ours", "ms": [90, 10, 20, 15, 10], "seconds": 1, "peak_bytes": 300e6, "planned_bytes": 50e6,
+RUN = {"kind": "ours", "ms": [90, 10, 20, 15, 10], "peak_bytes": 300e6, "planned_bytes": 50e6,
        "micro_batch": 4, "plan": {"precision": "bf16", "bytes": BYTES, "flops_per_token": {"model": 1e6}},
        "record": {"peak_flops": 2e9, "device": "x", "peak_source": "y",
                   "model": {"layers": 2, "channels": 8, "vocab": 200}}}
@@ -172,7 +155,7 @@ def test_goals():
     expect_equal([*rows.values()][:4], ["8,533 tokens/s, 426.7 % MFU", "not measured", "4.29 / 68.7 TFLOP/s",
                                         "5.01 / 80.2 TFLOP/s"], "the goals table has the measured values")
     expect("not measured" not in [*rows.values()][4:], "the goals table has bandwidth and idle time", str(rows))
-    lines = read(os.path.join(ROOT, "README.md")).splitlines()
+    lines = (HERE.parents[1] / "README.md").read_text().splitlines()
     missing = [row for row, goal in report.GOALS.items()
                if not any(line.startswith(f"| {row} | {goal} |") for line in lines)]
     expect_equal(missing, [], "README.md's table has the report's rows and goals")
@@ -201,6 +184,7 @@ elif what == "ceilings":
     answer.update(copy_bytes_per_s=1e10, matmul_flops=1e11, attention=points)
 print(json.dumps(answer))
 """
+BROKEN_PYTHON = '#!/bin/sh\n[ "$1" = -c ] && echo 0.0.fake && exit\necho it broke >&2\nexit 3\n'
 FAKE_LLMC = """#!/usr/bin/env python3
 import os, sys, time
 if "FAKE_LLMC_PID" in os.environ:
@@ -215,37 +199,34 @@ for i in range(int(flags["-x"])):
 """
 
 
-class World:
-    """Runs bench.py in the current folder, which has the fake programs."""
-
-    def __init__(self, ours):
-        self.ours = ours
-        write("bin/python", FAKE_PYTHON)
-        write("bin/broken", "#!/bin/sh\n[ \"$1\" = -c ] && echo 0.0.fake && exit\necho it broke >&2\nexit 3\n")
-        write("llmc/train_gpt2cu", FAKE_LLMC)
-
-    def start(self, out, *arguments, **environment):
-        python = [] if "--python" in arguments else ["--python", "bin/python"]
-        command = [sys.executable, "-B", os.path.join(HERE, "bench.py"), *arguments, "--ours", self.ours, *python,
-                   "--out", out]
-        # Restores SIGINT, which a shell's background jobs ignore.
-        return subprocess.Popen(command, text=True, env={**os.environ, **environment}, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-
-    def run(self, out, *arguments):
-        """Returns exit status, errors, report.md, results.json."""
-        process = self.start(out, *arguments)
-        try:
-            errors = process.communicate(timeout=TIMEOUT)[1]
-        finally:
-            process.kill()
-        if not os.path.exists(f"{out}/report.md"):
-            return process.returncode, errors, "", {}
-        return process.returncode, errors, read(f"{out}/report.md"), json.loads(read(f"{out}/results.json"))
+def start(out, *arguments, **environment):
+    """Starts bench.py in the current folder, with the fake programs."""
+    for name, text in (("bin/python", FAKE_PYTHON), ("llmc/train_gpt2cu", FAKE_LLMC), ("bin/broken", BROKEN_PYTHON)):
+        write(name, text, 0o755)
+    python = [] if "--python" in arguments else ["--python", "bin/python"]
+    # Restores SIGINT, which a shell's background jobs ignore.
+    return subprocess.Popen([sys.executable, HERE / "bench.py", *arguments, "--ours", ours, *python, "--out", out],
+                            text=True, env={**os.environ, **environment}, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
-def test_dry_run(world):
-    code, errors, text, results = world.run("dry", "gpu", "--device", "cpu", "--llmc", "llmc")
+def end(process, out, timeout=TIMEOUT):
+    """Returns exit status, errors, report.md, results.json."""
+    try:
+        errors = process.communicate(timeout=timeout)[1]
+    finally:
+        process.kill()
+    text, results = (Path(out, name) for name in ("report.md", "results.json"))
+    return process.returncode, errors, *((text.read_text(), json.loads(results.read_text())) if text.exists() else
+                                         ("", {}))
+
+
+def run(out, *arguments):
+    return end(start(out, *arguments), out)
+
+
+def test_dry_run():
+    code, errors, text, results = run("dry", "gpu", "--device", "cpu", "--llmc", "llmc")
     expect(code == 0 and not results["not_run"], "make bench-gpu on a CPU runs every part", errors)
     expect_equal([line for line in text.splitlines() if line.startswith("#") and not line.startswith("###")],
                  ["# Dry run on a CPU, not a measurement", "## Speed", "## Where a step goes", "## Attention alone"],
@@ -267,8 +248,8 @@ def test_dry_run(world):
            "attention alone is timed")
 
 
-def test_cpu(world):
-    code, errors, text, results = world.run("cpu", "cpu", "--cases", "shakespeare", "--threads", "1")
+def test_cpu():
+    code, errors, text, results = run("cpu", "cpu", "--cases", "shakespeare", "--threads", "1")
     case = results["cases"]["shakespeare"]
     expect(code == 0 and report.best_peer(case) == "PyTorch fused, BF16" and len(case["runs"]) == 4,
            "make bench runs PyTorch in every configuration", errors)
@@ -278,54 +259,34 @@ def test_cpu(world):
     expect("## Goals" not in text, "a CPU's report has no GPU goals")
 
 
-def test_trouble(world):
+def test_trouble():
     for options, words in (("gpu", "found a cpu build; without a GPU, --device cpu is a dry run"),
                            ("cpu --cases gpt9", "--cases gpt9: expected some of 124M-T64"),
                            ("gpu --minutes 0", "--minutes 0"), ("gpu --llmc /nowhere", "--llmc /nowhere"),
                            ("cpu --ours /nowhere", "--ours /nowhere"), ("cpu --threads 0", "--threads 0")):
-        code, errors, _, results = world.run("bad", *options.split())
+        code, errors, _, results = run("bad", *options.split())
         expect(code == 2 and words in errors and errors.count("\n") == 1 and not results,
                f"bench.py {options} is rejected", errors)
     options = ["gpu", "--device", "cpu", "--cases", "tiny-2"]
-    code, errors, text, results = world.run("no-peers", *options, "--python", "bin/broken", "--llmc", "bin")
+    code, errors, text, results = run("no-peers", *options, "--python", "bin/broken", "--llmc", "bin")
     expect(code == 0 and "it broke" in text and "run 'make train_gpt2cu' in that folder" in text
            and len(results["not_run"]) == 3 and "| tiny-2 | ours" in text,
            "peers that fail are named and ours are measured", errors)
-    code, _, text, _ = world.run("late", *options, "--minutes", "0.01")
+    code, _, text, _ = run("late", *options, "--minutes", "0.01")
     expect(code == 0 and "were left of 0.01 minutes" in text, "runs without time left are named")
 
-    process = world.start("interrupted", *options, "--llmc", "llmc", FAKE_LLMC_PID=os.path.abspath("pid"))
-    until = time.monotonic() + 120
-    while not (os.path.exists("pid") and read("pid")) and time.monotonic() < until:
-        time.sleep(0.1)
+    pid = Path("pid").absolute()
+    process = start("interrupted", *options, "--llmc", "llmc", FAKE_LLMC_PID=str(pid))
+    wait_for(lambda: pid.exists() and pid.read_text(), 120)
     process.send_signal(signal.SIGINT)
-    try:
-        errors = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-    text = read("interrupted/report.md")
-    expect(process.returncode == 1 and "| the rest | interrupted |" in text and "| tiny-2 | ours" in text,
+    code, errors, text, _ = end(process, "interrupted", 60)
+    expect(code == 1 and "| the rest | interrupted |" in text and "| tiny-2 | ours" in text,
            "Ctrl-C exits with 1, and the report keeps the measurements", errors)
-    expect(not os.path.exists(f"/proc/{read('pid')}"), "Ctrl-C kills the running program")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ours", required=True, metavar="PROGRAM", help="a CPU build of train_gpt")
-    ours = os.path.abspath(parser.parse_args().ours)
-    with tempfile.TemporaryDirectory(prefix="gpt_test_bench_") as scratch:
-        os.chdir(scratch)
-        test_parsing()
-        test_trace()
-        test_arithmetic()
-        test_goals()
-        world = World(ours)
-        test_dry_run(world)
-        test_cpu(world)
-        test_trouble(world)
-        os.chdir(ROOT)
-    finish()
+    expect(not os.path.exists(f"/proc/{pid.read_text()}"), "Ctrl-C kills the running program")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ours", required=True, metavar="PROGRAM", help="a CPU build of train_gpt")
+    ours = os.path.abspath(parser.parse_args().ours)
+    run_tests(globals())

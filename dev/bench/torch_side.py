@@ -4,7 +4,6 @@
     torch_side.py ceilings --device cuda                     rates of a copy and a large matmul, times of attention
 """
 import argparse
-import contextlib
 import json
 import pathlib
 import sys
@@ -101,11 +100,8 @@ def best_seconds(function, device, min_seconds=0.05):
 
 
 def attention_backends(device):
-    """Returns {name of an attention backend: function that returns its context manager}."""
-    try:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-    except ImportError:     # PyTorch before 2.3
-        return {"default": contextlib.nullcontext}
+    """Returns {name of an attention backend: function that returns its context manager}. Needs PyTorch 2.3."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     names = {"flash": "FLASH_ATTENTION", **({"cuDNN": "CUDNN_ATTENTION"} if device == "cuda" else {})}
     return {name: (lambda backend=getattr(SDPBackend, member): sdpa_kernel([backend]))
             for name, member in names.items() if hasattr(SDPBackend, member)}

@@ -1,21 +1,126 @@
 #!/usr/bin/env python3
 """Compares the statements of the Ultra-Scale Playbook's single-GPU chapter, and of its sections about data parallelism
-and mixed precision, with measurements on this machine. Writes one HTML page with figures and tables.
+and mixed precision, with measurements on this machine. Writes one HTML page: contents and a summary; for each part a
+figure, conclusions, tables and the commands that ran.
 
     make chapter
     python3 dev/chapter/chapter.py --train-gpt ./train_gpt --out runs/chapter [--quick]
 """
 import argparse
+import base64
+import html
 import json
 import os
 import sys
+from pathlib import Path
 
-sys.dont_write_bytecode = True
-from measure import Failed, Mistake, measure
+from measure import SECTIONS, Failed, fail, measure
 try:
-    from report import write_report
+    from figures import html_table, number, plural, pyplot
 except ImportError as error:
     sys.exit(f"chapter: {error}: pip install matplotlib, or apt install python3-matplotlib")
+import parts_formats
+import parts_parallel
+import parts_single
+
+STYLE = """
+body { font: 16px/1.55 Georgia, serif; color: #222; max-width: 1080px; margin: 2em auto; padding: 0 1.2em; }
+h1, h2, th, td, figcaption, summary, pre { font-family: system-ui, sans-serif; }
+h1 { margin-bottom: .2em } h2 { margin-top: 2.4em; border-top: 1px solid #ddd; padding-top: .8em }
+img { max-width: 100%; } figure { margin: 1em 0; } figcaption { font-size: 13px; color: #555; }
+table { border-collapse: collapse; font-size: 12.5px; margin: .8em 0; } .scroll { overflow-x: auto; }
+th, td { padding: .3em .65em; border-bottom: 1px solid #e3e3e3; text-align: right; vertical-align: top; }
+th { background: #f5f5f3; font-weight: 600; } td { white-space: nowrap; } .summary td { white-space: normal; }
+th:first-child, td:first-child, .summary td, .summary th { text-align: left; }
+details { margin: .6em 0; } summary { font-size: 13px; color: #555; cursor: pointer; }
+pre { font-family: monospace; font-size: 11.5px; background: #f7f7f5; padding: .8em; white-space: pre-wrap; }
+.facts, .source, nav { font-family: system-ui, sans-serif; font-size: 14px; color: #444; }
+nav ol { columns: 2 20em; padding-left: 1.6em; } .source { margin-top: -.6em; }
+"""
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>The single-GPU chapter, on {device}</title>
+<style>{style}</style></head><body>
+<h1>The single-GPU chapter, on this machine</h1>
+<p class=facts>{facts}</p>
+<p>This page compares statements of the <a href="{playbook}">Ultra-Scale Playbook</a> with what <code>./train_gpt</code>
+does here: training on one GPU, then data and tensor parallelism and formats of 16 and 8 bits. <em>Planned</em> values
+come from <code>./train_gpt plan</code>, which computes exactly what a run allocates. <em>Measured</em> values come
+from runs on the device above. In every figure a red dashed line shows the chapter's value.</p>
+<nav><ol>{contents}</ol></nav>
+<h2 id=summary>Summary</h2>
+<div class="summary">{summary}</div>
+{parts}
+</body></html>
+"""
+PLAYBOOK = "https://huggingface.co/spaces/nanotron/ultrascale-playbook"
+SOURCES = {     # the chapter's section for each part; its address is the title in lower case
+    "state": "Memory usage in Transformers", "activations": "Activations memory",
+    "timeline": "Profiling the memory usage", "recomputation": "Activation recomputation",
+    "accumulation": "Gradient accumulation", "data_parallel": "Data parallelism",
+    "tensor_parallel": "Tensor parallelism", "formats": "Mixed precision training",
+    "failures": "FP16 and BF16 training", "fp8_quality": "FP8 pretraining"}
+
+
+def drawn(name, results, about):
+    """Returns the Section of one part."""
+    module = next(part for part in (parts_single, parts_parallel, parts_formats) if hasattr(part, name))
+    return getattr(module, name)(results, about)
+
+
+def facts(results):
+    about, model = results["about"], results["about"]["model"]
+    rounds = results["recomputation"]["results"]["modes"]["none"]["round_ms"]
+    device = about["device"] if about["gpu"] else f"{about['device']}, {about['cpus']} CPUs"
+    cuda = f"CUDA {about['cuda_runtime'] // 1000}.{about['cuda_runtime'] % 1000 // 10}, cuBLASLt {about['cublaslt']}. "
+    lines = [f"Device: {device}. {about['build']}. {cuda if about['gpu'] else ''}Peak that MFU is relative to: "
+             f"{number(about['peak_flops'] / 1e12)} TFLOP/s ({about['peak_source']}"
+             + ("" if about["gpu"] else ", the best of all runs") + ").",
+             f"Date: {about['date']}; {about['seconds']:.0f} s" + (", --quick" if about["quick"] else "") + ".",
+             f"Model of the measured runs: {model['layers']} layers, {model['heads']} heads, {model['channels']} "
+             f"channels, vocabulary {model['vocab']} (bytes): {model['parameters']:,} parameters; micro-batch "
+             f"{about['micro_batch']} × {about['seq_len']:,} tokens unless stated otherwise.",
+             f"Noise: the same run took {number(min(rounds))} to {number(max(rounds))} ms per step in {len(rounds)} "
+             "rounds." + (" Smaller differences in time are noise, as the machine had other load."
+                          if max(rounds) > 1.1 * min(rounds) else "")]
+    return "<br>".join(html.escape(line) for line in lines)
+
+
+def part_html(number_, name, section, commands, folder):
+    """Returns one part of the page; writes its figure to the folder."""
+    title, source = html.escape(section.title), SOURCES[name]
+    body = [f"<h2 id=s{number_}>{number_}. {title}</h2>",
+            f'<p class=source>In the playbook: <a href="{PLAYBOOK}?section={source.lower().replace(" ", "_")}">{source}'
+            "</a></p>"]
+    if section.figure:
+        path = folder / f"{number_}_{name}.png"
+        section.figure.savefig(path)
+        pyplot.close(section.figure)
+        data = base64.b64encode(path.read_bytes()).decode()
+        body.append(f'<figure><img alt="{title}" src="data:image/png;base64,{data}">'
+                    f"<figcaption>{html.escape(section.caption)}</figcaption></figure>")
+    body += [f"<p>{html.escape(text)}</p>" for text in section.texts]
+    body.append(section.tables)
+    if commands:
+        body.append(f"<details><summary>{plural(len(commands), 'command')}</summary><pre>"
+                    + html.escape("\n".join(commands)) + "</pre></details>")
+    return "\n".join(body)
+
+
+def write_report(results, folder):
+    """Writes report.html and the figures; returns the path of the page."""
+    about, parts, summary, contents = results["about"], [], [], []
+    for number_, name in enumerate((measured.__name__ for measured in SECTIONS), 1):
+        section = drawn(name, results[name]["results"], about)
+        summary += [(f"{what} ({number_})", theirs, ours) for what, theirs, ours in section.rows]
+        contents.append(f"<li><a href=#s{number_}>{html.escape(section.title)}</a></li>")
+        parts.append(part_html(number_, name, section, results[name]["commands"], folder))
+    path = folder / "report.html"
+    path.write_text(PAGE.format(device=html.escape(about["device"]), style=STYLE, facts=facts(results),
+                                playbook=PLAYBOOK, contents="".join(contents),
+                                summary=html_table(["", "chapter", "here"], summary), parts="\n".join(parts)),
+                    encoding="utf-8")
+    return path
 
 
 def main():
@@ -34,17 +139,15 @@ def main():
     try:
         os.makedirs(options.out, exist_ok=True)
     except OSError as error:
-        raise Mistake(f"--out {options.out}: {error.strerror}; expected a folder that can be written") from None
+        fail(f"--out {options.out}: {error.strerror}; expected a folder that can be written")
     programs = {name: getattr(options, name) for name in ("bf16", "fp16")}
     results = measure(options.train_gpt, options.quick, programs)
-    with open(os.path.join(options.out, "results.json"), "w", encoding="utf-8") as file:
-        json.dump(results, file)
-    print(write_report(results, options.out))
+    Path(options.out, "results.json").write_text(json.dumps(results))
+    print(write_report(results, Path(options.out)))
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (Mistake, Failed) as error:
-        print(f"chapter: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, Mistake) else 1)
+    except Failed as error:
+        fail(str(error), 1)

@@ -6,12 +6,10 @@
 import argparse
 import json
 import re
-import sys
 import tempfile
 import time
 
-sys.dont_write_bytecode = True
-from measure import FP8_QUALITY, Failed, Mistake, Trainer, demonstration
+from measure import FP8_QUALITY, Failed, Trainer, demonstration, fail
 
 REFERENCE, AGAIN = "bf16", "bf16 again"
 # AGAIN differs from REFERENCE only in the order of a step's sums: it measures the effect of rounding alone.
@@ -51,6 +49,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (Mistake, Failed) as error:
-        print(f"fp8_quality: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, Mistake) else 1)
+    except Failed as error:
+        fail(str(error), 1)

@@ -1,6 +1,6 @@
 """Runs `./train_gpt plan` and `./train_gpt train` and returns their numbers as JSON-compatible objects.
 
-Each function in SECTIONS measures one part of the report. report.py draws the results.
+Each function in SECTIONS measures one part of the report. chapter.py writes the report.
 """
 import array
 import json
@@ -15,16 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from trainer import flags, printed_bytes, trace_steps
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "dev"), str(ROOT / "scripts")]
+from tokens import fail
+from trainer import BARE, flags, printed_bytes, trace_steps
 
 MODES = ["none", "selective", "full"]
-
-
-class Mistake(Exception):
-    """The user's mistake; the message names the flag or file, what was found and what was expected."""
 
 
 class Failed(Exception):
@@ -72,22 +71,18 @@ def conclusive(ratios):
 
 # ---- the trainer
 
-# Options of every run, unless it overrides them.
-BARE = {"schedule": "constant", "val_fraction": 0, "eval_every": 0, "sample_every": 0, "checkpoint_every": 0}
 TEXT, FEW_WORDS = "text.txt", "few_words.txt"   # a small model learns the second one in a hundred steps
 
 
 def read_json(path):
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+    return json.loads(Path(path).read_text())
 
 
 def write_text(path, different):
     """Writes a text of `different` words, drawn at random from a fixed seed."""
     generator = random.Random(1)
     words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 8))) for _ in range(different)]
-    with open(path, "w", encoding="ascii") as file:
-        file.write(" ".join(generator.choices(words, k=300_000)))
+    Path(path).write_text(" ".join(generator.choices(words, k=300_000)))
 
 
 class Trainer:
@@ -96,7 +91,7 @@ class Trainer:
 
     def __init__(self, program, folder, name=None, flag="--train-gpt"):
         if not os.access(program, os.X_OK) or os.path.isdir(program):
-            raise Mistake(f"{flag} {program}: expected a program; run make")
+            fail(f"{flag} {program}: expected a program; run make")
         self.program, self.folder = os.path.abspath(program), folder
         self.name = name or os.path.join(".", os.path.relpath(program))
         self.others = {}                # trainers in other precisions, by name
@@ -313,13 +308,26 @@ def why_alone(trainer, most, setup):
 
 
 def parallel_run(trainer, setup, steps, gpus, parts, **more):
-    """Trains with several processes and `parts` micro-batches each. more: further options, which are also returned."""
+    """Trains with several processes and `parts` micro-batches each. more: further options, which are also returned.
+    Raises Failed if the run does not allocate or send what is planned."""
     tokens = tokens_of(setup) * parts
     options = {**setup, "total_batch": tokens * (gpus // more.get("tensor_parallel", 1)), "gpus": gpus, **more}
     figures, plan = trainer.train(steps, **options), trainer.plan(**options)
-    return {"gpus": gpus, "parts": parts, "tokens": tokens, **more, "total": plan["bytes"]["total"],
-            **{name: figures[name] for name in ("planned", "as_planned", "sent", "losses", "norms")},
+    require_planned(trainer.shown(["train", *flags(options)]), figures, plan)
+    return {"gpus": gpus, "parts": parts, "tokens": tokens, **more,
+            **{name: figures[name] for name in ("planned", "sent", "losses", "norms")},
             **{name: plan[name] for name in ("bytes_sent", "tensor_bytes_sent", "precision")}}
+
+
+def require_planned(command, figures, plan):
+    """Raises Failed if a run did not do what was planned: bytes sent may differ by the printed digits and the small
+    sums of losses and norms."""
+    if not figures["as_planned"] or figures["planned"] != plan["bytes"]["total"]:
+        raise Failed(f"{command}: allocated {figures['planned']:,} bytes, planned {plan['bytes']['total']:,}")
+    sent, planned = figures["sent"] or 0, plan["bytes_sent"]
+    last_digit = 1e7 if planned >= 1e9 else 1e5
+    if abs(sent - planned) > last_digit / 2 + 0.01 * planned:
+        raise Failed(f"{command}: sent {sent:,.0f} bytes a step, planned {planned:,.0f}")
 
 
 def data_parallel(trainer, size):
@@ -473,7 +481,7 @@ def failures(trainer, size):
             {"why": f"no --{precision} PROGRAM was given"} for name, (precision, measured) in DEMONSTRATIONS.items()}
 
 
-FP8_QUALITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fp8_quality.json")
+FP8_QUALITY = ROOT / "dev/chapter/fp8_quality.json"
 
 
 def fp8_quality(trainer, size):

@@ -2,14 +2,34 @@
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from figures import (BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Section, concluded, conclusive,
                      doubling_ticks, effects, entries, entry, html_table, matplotlib, named_ticks, number,
                      panels, share, spread)
-from formats import FORMATS
 from fp8_quality import AGAIN, REFERENCE
 
+
+class Format(NamedTuple):
+    name: str
+    exponent: int           # numbers of bits
+    mantissa: int
+    largest: float
+    smallest_normal: float
+    smallest: float         # subnormal
+    epsilon: float          # distance from 1 to the next number
+
+    @property
+    def normal_powers(self):
+        """Powers of two from the smallest normal number to the largest. Subnormal numbers are less precise."""
+        return math.log2(self.largest / self.smallest_normal)
+
+
+# IEEE 754; for FP8: Micikevicius et al. 2022, "FP8 formats for deep learning". E4M3 has no infinity.
+FORMATS = [Format("FP32", 8, 23, 3.4028234663852886e38, 2**-126, 2**-149, 2**-23),
+           Format("BF16", 8, 7, 3.3895313892515355e38, 2**-126, 2**-133, 2**-7),
+           Format("FP16", 5, 10, 65504, 2**-14, 2**-24, 2**-10), Format("E4M3", 4, 3, 448, 2**-6, 2**-9, 2**-3),
+           Format("E5M2", 5, 2, 57344, 2**-14, 2**-16, 2**-2)]
 BY_NAME = {f.name: f for f in FORMATS}
 
 

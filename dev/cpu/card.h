@@ -45,7 +45,7 @@ struct Card {
     int bus_bits;
     // For dev/inspect's estimates, from data sheets: memory bandwidth in bytes/s; clock in Hz for which FLOP/s hold;
     // dense FP16 or BF16 FLOP/s with FP32 accumulation; FP32 FLOP/s; L2 bytes per clock (A100: white paper; estimates:
-    // Hopper as A100, Blackwell twice that, others 64 for every 2 multiprocessors, or for every 4 on the RTX 4090).
+    // Hopper as A100, Blackwell twice that, Ada 64 for every 4 multiprocessors of an RTX 4090, others 64 for every 2).
     double bandwidth, clock, tensor_flops, fp32_flops;
     int l2_bytes_per_clock;
 };

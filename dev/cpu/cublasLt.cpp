@@ -131,9 +131,9 @@ float* scratch(Scratch kind, int64_t count) {
     return numbers.data();
 }
 
-// Copies a matrix, which may be stored transposed, to contiguous columns of bfloat16 or float, multiplied by factor.
+// Copies a matrix, which may be stored transposed, to contiguous columns of bfloat16 or float.
 const void* expanded(Scratch kind, cudaDataType_t to_type, const void* from, cudaDataType_t type, int64_t ld,
-                     int64_t rows, int64_t columns, float factor, bool transposed = false) {
+                     int64_t rows, int64_t columns, bool transposed = false) {
     void* const to = scratch(kind, rows * columns);
     constexpr int64_t piece = 256;
 #pragma omp parallel for
@@ -143,7 +143,6 @@ const void* expanded(Scratch kind, cudaDataType_t to_type, const void* from, cud
             const int64_t count = std::min(piece, rows - r);
             if (!transposed) load(x, at(from, type, c * ld + r), type, count);
             for (int64_t e = 0; transposed && e < count; e++) load(&x[e], at(from, type, (r + e) * ld + c), type, 1);
-            for (int64_t e = 0; e < count; e++) x[e] *= factor;
             store(at(to, to_type, c * rows + r), x, to_type, count);
         }
     return to;
@@ -439,8 +438,8 @@ bool onednn_product(const Product& p, const void* a, const void* b, const Target
     wide.lda = p.transpose_a ? p.k : p.m;
     wide.ldb = p.transpose_b ? p.n : p.k;
     const int64_t columns_a = p.transpose_a ? p.m : p.k, columns_b = p.transpose_b ? p.k : p.n;
-    a = expanded(Scratch::panels_a, CUDA_R_32F, a, p.type_a, p.lda, wide.lda, columns_a, 1);
-    b = expanded(Scratch::panels_b, CUDA_R_32F, b, p.type_b, p.ldb, wide.ldb, columns_b, 1);
+    a = expanded(Scratch::panels_a, CUDA_R_32F, a, p.type_a, p.lda, wide.lda, columns_a);
+    b = expanded(Scratch::panels_b, CUDA_R_32F, b, p.type_b, p.ldb, wide.ldb, columns_b);
     return onednn_float(wide, a, b, d);
 }
 
@@ -604,17 +603,11 @@ void sum_up(const Product& p, const void* A, const void* B, const Target& sums, 
 // ---- FP8: bfloat16 represents every FP8 value exactly, and float every product of two. So FP8 operands are converted
 // to bfloat16, or to float if the processor has no bfloat16 instructions, and multiplied in that type.
 
-// Returns whether scaling FP8 values or sums of their products by x is exact: a power of 2 without over- or underflow.
-bool is_exact_factor(float x) {
-    int exponent;
-    return frexpf(x, &exponent) == 0.5f && abs(exponent) <= 90;
-}
-
 // Converted FP8 operands: contiguous matrices whose columns run along k.
 struct Expanded {
     const void *a, *b;
     cudaDataType_t type;
-    float scale;  // scale of the product; 1 if it is a power of 2, which A then includes
+    float scale;  // of the product
 };
 
 // Computes the tile of D that begins at row i, column j.
@@ -628,22 +621,15 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
     p.transpose_a = true;
     p.transpose_b = false;
     p.alpha = 1;  // oneDNN generates code for each alpha, and scales change from call to call
-    const void *const a = at(x.a, x.type, i * p.k), *const b = at(x.b, x.type, j * p.k);
+    p.beta = 0;
     const Target part = {at(d.data, d.type, j * d.ld + i), d.type, d.ld};
     const Source c = {at(call.c.data, d.type, j * call.c.ld + i), call.c.ld};
-    const cudaDataType_t bias_type = type_of_bias(call.desc, call.p, d.type);
-    void* const bias = call.desc.epilogue & has_bias ? at(call.desc.bias, bias_type, i) : nullptr;
-#ifdef HAVE_ONEDNN
-    if (x.scale == 1 && x.type == CUDA_R_16BF && d.type != CUDA_R_16F && call.algorithm == Algorithm::fast &&
-        rounding.seed == 0 && onednn_bfloat16(p, a, b, c, part, bias, bias_type))
-        return;
-#endif
-    p.beta = 0;
     const Target sums = {scratch(Scratch::sums, rows * columns), CUDA_R_32F, rows};
-    sum_up(p, a, b, sums, call.algorithm);
+    sum_up(p, at(x.a, x.type, i * p.k), at(x.b, x.type, j * p.k), sums, call.algorithm);
     cublasLtMatmulDescOpaque_t epilogue = call.desc;
-    epilogue.bias = bias;
-    epilogue.bias_type = bias_type;
+    epilogue.bias_type = type_of_bias(call.desc, call.p, d.type);
+    if (epilogue.epilogue & has_bias)
+        epilogue.bias = at(call.desc.bias, static_cast<cudaDataType_t>(epilogue.bias_type), i);
     finish(epilogue, p, sums, x.scale, call.p.beta, c, part);
 }
 
@@ -654,11 +640,9 @@ void multiply_fp8(const MatmulCall& call) {
     const Product& p = call.p;
     const float *scale_a = call.desc.scale_a, *scale_b = call.desc.scale_b;
     const float scale = p.alpha * (scale_a == nullptr ? 1 : *scale_a) * (scale_b == nullptr ? 1 : *scale_b);
-    const bool exact = is_exact_factor(scale);
     const cudaDataType_t type = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
-    const Expanded x = {
-        expanded(Scratch::a, type, call.A, p.type_a, p.lda, p.k, p.m, exact ? scale : 1, !p.transpose_a),
-        expanded(Scratch::b, type, call.B, p.type_b, p.ldb, p.k, p.n, 1, p.transpose_b), type, exact ? 1 : scale};
+    const Expanded x = {expanded(Scratch::a, type, call.A, p.type_a, p.lda, p.k, p.m, !p.transpose_a),
+                        expanded(Scratch::b, type, call.B, p.type_b, p.ldb, p.k, p.n, p.transpose_b), type, scale};
 #pragma omp parallel
     {
         omp_set_num_threads(1);  // for parallel regions that this worker starts, such as oneDNN's

@@ -57,7 +57,7 @@ extern "C" inline float __log2f(float x) noexcept { return cuda_cpu::special(log
 extern "C" inline float __powf(float x, float y) noexcept { return cuda_cpu::special(powf(x, y)); }
 extern "C" inline float __sinf(float x) noexcept { return cuda_cpu::special(sinf(x)); }
 extern "C" inline float __cosf(float x) noexcept { return cuda_cpu::special(cosf(x)); }
-inline float rsqrtf(float x) { return cuda_cpu::math_rounding.last_bit(1.0f / sqrtf(x)); }
+inline float rsqrtf(float x) { return cuda_cpu::special(1.0f / sqrtf(x)); }
 
 inline float __fadd_rn(float x, float y) { return cuda_cpu::rounded(x + y); }
 inline float __fsub_rn(float x, float y) { return cuda_cpu::rounded(x - y); }

@@ -240,10 +240,7 @@ inline float exp2_approx(float x) {
     return x >= 128.0f ? std::numeric_limits<float>::infinity() : result;
 }
 
-inline float reciprocal_approx(float x) {
-    cuda_cpu::watch::special_function();
-    return cuda_cpu::math_rounding.last_bit(1.0f / x);
-}
+inline float reciprocal_approx(float x) { return cuda_cpu::special(1.0f / x); }
 
 // Returns the next work tile from an atomic counter. dev/inspect runs only a few blocks, one after another: the first
 // would get all tiles. So under dev/inspect each block gets every gridDim.x-th tile, as on average on a GPU, and the

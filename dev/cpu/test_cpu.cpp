@@ -1,5 +1,5 @@
-// Tests of the emulator. `make -C dev/cpu test` builds and runs them at widths 32 and 1. With another argument than the
-// options of testing.h the program runs as the child process of a test: see run_as_child().
+// Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the options
+// of testing.h the program runs as the child process of a test: see run_as_child().
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #include <cublas_v2.h>
@@ -178,46 +178,8 @@ TEST("blocks") {
 
 // ==== warps =============================================================================================
 
-template <class T> static bool shuffles_are_right() {
-    bool right = true;
-    for (int kind = 0; kind < 4; kind++)
-        for (int width : {WARP_SIZE, WARP_SIZE >= 8 ? 8 : 1})
-            for (int argument : {0, 1, 3, 4, 7}) {
-                Array<T> out(64);
-                run({1, 64}, [=, out = out.data] {
-                    const T mine = static_cast<T>(threadIdx.x + 1) * static_cast<T>(3);
-                    const unsigned distance = static_cast<unsigned>(argument);
-                    out[threadIdx.x] = kind == 0   ? __shfl_sync(0xffffffff, mine, argument, width)
-                                       : kind == 1 ? __shfl_xor_sync(0xffffffff, mine, argument, width)
-                                       : kind == 2 ? __shfl_up_sync(0xffffffff, mine, distance, width)
-                                                   : __shfl_down_sync(0xffffffff, mine, distance, width);
-                });
-                right = right && out.each([=](size_t i, T value) {
-                    const int t = static_cast<int>(i), segment = t / width * width;
-                    const int named[] = {segment + argument % width, t ^ argument, t - argument, t + argument};
-                    const bool inside = named[kind] >= segment && named[kind] < segment + width;
-                    return value == static_cast<T>((kind == 0 || inside ? named[kind] : t) + 1) * static_cast<T>(3);
-                });
-            }
-    return right;
-}
-
 TEST("warps") {
-    expect("shuffles of 32 and 64 bits read the source lane within their width", in_every_order([] {
-              return shuffles_are_right<int>() && shuffles_are_right<float>() && shuffles_are_right<double>();
-          }));
     if (WARP_SIZE == 1) return;
-    expect("ballot, any and all are correct, also in separate halves of a warp", in_every_order([] {
-              Array<unsigned> out(64);
-              run({1, 64}, [out = out.data] {
-                  const unsigned lane = threadIdx.x % 32, half = lane < 16 ? 0xffffu : 0xffff0000u;
-                  const int odd = lane % 2;
-                  out[threadIdx.x] = __ballot_sync(0xffffffff, odd);
-                  if (lane < 16 ? __any_sync(half, odd) : __all_sync(half, odd)) out[threadIdx.x] ^= 0xf0000000;
-                  __syncwarp();
-              });
-              return out.each([](size_t t, unsigned x) { return x == (0xaaaaaaaa ^ (t % 32 < 16 ? 0xf0000000 : 0)); });
-          }));
     expect("exited lanes do not count in a warp's masks", in_every_order([] {
               Array<int> out(64);
               run({1, 64}, [out = out.data] {
@@ -320,41 +282,6 @@ static bool shared_memory_ends_at(size_t most) {
            cudaDeviceSynchronize() == cudaSuccess && flag[0] == 1;
 }
 
-static bool memory_is_counted() {
-    constexpr size_t bytes = 10 << 20;
-    cudaDeviceProp properties;
-    cudaGetDeviceProperties(&properties, 0);
-    size_t before = 0, with = 0, after = 0, total = 0;
-    char *block = nullptr, *too_much = nullptr;
-    cudaMemGetInfo(&before, &total);
-    bool right = total > before && total == properties.totalGlobalMem;   // the machine itself uses some memory
-    right = right && cudaMalloc(&block, bytes) == cudaSuccess && reinterpret_cast<uintptr_t>(block) % 256 == 0;
-    cudaMemGetInfo(&with, &total);
-    right = right && before - with == bytes && cudaMemset(block, 5, bytes) == cudaSuccess && block[bytes - 1] == 5;
-    right = right && cudaMalloc(&too_much, with + 1) == cudaErrorMemoryAllocation && too_much == nullptr;
-    right = right && cudaFree(block) == cudaSuccess && cudaFree(nullptr) == cudaSuccess;
-    right = right && cudaFree(&total) == cudaErrorInvalidValue;
-    cudaMemGetInfo(&after, &total);
-    return right && before == after;
-}
-
-static bool events_measure_time() {
-    cudaEvent_t begin, end, untimed;
-    float ms = -1;
-    cudaEventCreate(&begin);
-    cudaEventCreate(&end);
-    cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming);
-    bool right = cudaEventElapsedTime(&ms, begin, end) == cudaErrorInvalidResourceHandle;
-    for (cudaEvent_t event : {begin, end, untimed}) {
-        cudaEventRecord(event);
-        usleep(2000);
-    }
-    right = right && cudaEventElapsedTime(&ms, begin, end) == cudaSuccess && ms >= 2 && ms < 1000 &&
-            cudaEventElapsedTime(&ms, begin, untimed) == cudaErrorInvalidResourceHandle;
-    for (cudaEvent_t event : {begin, end, untimed}) cudaEventDestroy(event);
-    return right;
-}
-
 __constant__ float device_table[4];
 static bool symbols_are_copied() {
     const float table[] = {1, 2, 3, 4};
@@ -377,9 +304,7 @@ TEST("host") {
     cuda_cpu::launch(nothing, {0, 1})();
     expect("cudaGetLastError returns the error of a rejected <<<>>> launch",
            cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
-    expect("memory is counted and aligned; more than the machine's free memory is rejected", memory_is_counted());
     expect("cudaMemcpyToSymbol copies within the variable's bounds", symbols_are_copied());
-    expect("events measure time, except those created without timing", events_measure_time());
     cudaDeviceProp p;
     expect("cudaGetDeviceProperties describes the processor",
            cudaGetDeviceProperties(&p, 0) == cudaSuccess && p.name[0] != 0 && p.warpSize == WARP_SIZE && p.major == 0 &&
@@ -388,13 +313,6 @@ TEST("host") {
 }
 
 // ==== capture and graphs ================================================================================
-
-struct Scale { float factor; };   // passed by value
-
-__global__ void scale_by(float* x, Scale scale, const float* device_factor) {
-    x[blockIdx.x] *= scale.factor * *device_factor;
-}
-__global__ void add_one(float* x) { x[blockIdx.x] += 1; }
 
 // Captures the work that work() issues to a stream. Returns the instantiated graph, or null and the error.
 template <class Work> static cudaGraphExec_t captured(cudaStream_t stream, cudaError_t& error, Work work) {
@@ -413,27 +331,8 @@ TEST("graphs") {
     cudaEvent_t event;
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     cudaEventCreate(&event);
-    Array<float> x(4), y(4), factor(1);
-    factor[0] = 2;
     cudaError_t error = cudaSuccess;
-    // x = (0 + 1) * 3 * factor; y = x
-    cudaGraphExec_t graph = captured(stream, error, [&] {
-        Scale scale{3};
-        cudaMemsetAsync(x.data, 0, 4 * sizeof(float), stream);
-        launch({4, 1, 0, stream}, add_one, x.data);
-        launch({4, 1, 0, stream}, scale_by, x.data, scale, factor.data);
-        scale.factor = 100;
-        cudaMemcpyAsync(y.data, x.data, 4 * sizeof(float), cudaMemcpyDeviceToDevice, stream);
-        cudaEventRecord(event, stream);
-    });
-    expect("captured work does not run", error == cudaSuccess && x.all_are(0) && y.all_are(0));
-    bool right = cudaGraphLaunch(graph, stream) == cudaSuccess && y.all_are(6);
-    factor[0] = 5;
-    right = right && cudaGraphLaunch(graph, stream) == cudaSuccess && y.all_are(15);
-    expect("a graph launch runs it with the captured arguments and the current contents of memory", right);
-    cudaGraphExecDestroy(graph);
-    launch({4, 1, 0, stream}, add_one, x.data);
-    expect("after the capture the stream runs work again", x.all_are(16));
+    cudaGraphExecDestroy(captured(stream, error, [&] { cudaEventRecord(event, stream); }));
     float ms = 0;
     expect("waiting for an event of a capture, or reading its time, is rejected",
            cudaEventSynchronize(event) == cudaErrorCapturedEvent &&
@@ -803,7 +702,7 @@ TEST("products: fp8") {
     for (const auto& [a, b] : kinds)
         for (cudaDataType_t d : {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F})
             for (const auto& [m, n, k, pad] : sizes)
-                for (float scale : {1.0f, 0.37f, 0.5f}) {   // 0.37: not a power of 2
+                for (float scale : {1.0f, 0.37f}) {
                     Product p{a, b, d};
                     p.transpose_a = true, p.m = m, p.n = n, p.k = k, p.pad = pad;
                     p.scaled = scale != 1, p.alpha = 2 * scale;

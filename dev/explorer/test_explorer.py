@@ -68,24 +68,15 @@ def random_setting(models, rng):
     return setting(**more)
 
 
-CORNERS = {
+CORNERS = {     # which random settings may miss
     "default settings": {},
-    "405b, 131072 tokens, naive": dict(model="405b", seqlen=131072, microbatch=1, attention="naive"),
     "beyond 2^53 bytes": dict(model="405b", seqlen=131072, microbatch=1024, attention="naive", recompute="full"),
     "beyond 2^56 bytes": dict(model="405b", seqlen=65536, microbatch=32767, attention="naive", layers=1024),
     "all sizes 1": dict(layers=1, heads=1, channels=16, context=1, vocab=1, seqlen=1, microbatch=1),
     "1 layer, full": dict(layers=1, recompute="full"),
-    "selective, naive": dict(recompute="selective", attention="naive"),
     "the largest model": dict(layers=1024, heads=1024, channels=65536, vocab=4194304, seqlen=4194304, microbatch=1),
-    "fp32": dict(precision="fp32"),
-    "bf16 gradients": dict(grads="bf16", gigabytes=24),
     "fp16 gradients": dict(precision="fp16", grads="fp16", gigabytes=16),
-    "fp8": dict(model="gpt2-xl", matmul="fp8", microbatch=32, gigabytes=141),
-    "fp8-all": dict(model="gpt2-xl", matmul="fp8-all", microbatch=32, gigabytes=141),
     "fp8-all, selective, naive": dict(matmul="fp8-all", recompute="selective", attention="naive"),
-    "8 GPUs, ZeRO 2, fp8": dict(model="7b", matmul="fp8", gpus=8, zero=2, microbatch=1),
-    **{f"64 GPUs, ZeRO {zero}": dict(model="7b", gpus=64, zero=zero, microbatch=1, grads=grads)
-       for zero, grads in enumerate(("fp32", "bf16", "fp32", "fp32"))},
     "65536 GPUs, ZeRO 3, small layers": dict(layers=1, heads=1, channels=16, vocab=1, gpus=65536, zero=3),
     "3 GPUs, ZeRO 2, 2 layers, fp32": dict(layers=2, gpus=3, zero=2, precision="fp32"),
     **{f"tensor parallelism {tensor}, {recompute}, {matmul}":

@@ -104,14 +104,6 @@ template <typename Call> int simple(const char* name, const std::string& path, C
     return act(name, path) == Act::PASS ? static_cast<int>(call()) : -1;
 }
 
-int open_at(int folder, const char* name, int flags, mode_t mode) {
-    const bool writes = (flags & O_ACCMODE) != O_RDONLY && !plan().under.empty();
-    auto call = [&] { return syscall(SYS_openat, folder, name, flags, mode); };
-    return writes ? simple("open", path_at(folder, name), call) : static_cast<int>(call());
-}
-
-mode_t mode_of(int flags, va_list more) { return flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0; }
-
 }  // namespace
 
 // ---- replacements of the C library's functions
@@ -127,17 +119,11 @@ ssize_t write(int file, const void* bytes, size_t count) {
 int open(const char* name, int flags, ...) {
     va_list more;
     va_start(more, flags);
-    const mode_t mode = mode_of(flags, more);
+    const mode_t mode = flags & O_CREAT ? va_arg(more, mode_t) : 0;
     va_end(more);
-    return open_at(AT_FDCWD, name, flags, mode);
-}
-
-int openat(int folder, const char* name, int flags, ...) {
-    va_list more;
-    va_start(more, flags);
-    const mode_t mode = mode_of(flags, more);
-    va_end(more);
-    return open_at(folder, name, flags, mode);
+    const bool writes = (flags & O_ACCMODE) != O_RDONLY && !plan().under.empty();
+    const auto call = [&] { return syscall(SYS_openat, AT_FDCWD, name, flags, mode); };
+    return writes ? simple("open", path_at(AT_FDCWD, name), call) : static_cast<int>(call());
 }
 
 int fsync(int file) {
@@ -165,7 +151,3 @@ int remove(const char* name) noexcept {
 }
 
 }  // extern "C"
-
-// The variants for 64-bit offsets, which are the default on 64-bit machines.
-extern "C" int open64(const char*, int, ...) __attribute__((alias("open")));
-extern "C" int openat64(int, const char*, int, ...) __attribute__((alias("openat")));

@@ -35,11 +35,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
-sys.dont_write_bytecode = True
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "dev", "tests"))
-from testing import expect, finish
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "dev/tests"))
+from testing import expect, finish, write
 
 MODEL = ("--layers 1 --heads 1 --channels 16 --context 16 --micro-batch 2 --seed 5 --threads 1 --schedule constant "
          "--warmup 4 --eval-sequences 1 --sample-every 0 --eval-every 3 --checkpoint-every 3 --keep 2").split()
@@ -84,9 +84,8 @@ def complaint(done, *words):
 # ---- files of a run
 
 def digest(path):
-    with open(path, "rb") as file:
-        content = file.read()
-    if os.path.basename(path) == "trainer.json":    # it also contains the options, such as --out
+    content = path.read_bytes()
+    if path.name == "trainer.json":     # it also contains the options, such as --out
         trainer = json.loads(content)
         return trainer["step"], trainer["next_window"]
     return hashlib.sha256(content).hexdigest()
@@ -95,24 +94,21 @@ def digest(path):
 def checkpoints(out):
     """Returns {step: {file: digest}}."""
     found = {}
-    for name in os.listdir(out) if os.path.isdir(out) else []:
-        if not name.startswith("step_"):
-            continue
-        folder = os.path.join(out, name)
+    for folder in Path(out).glob("step_*"):
         try:
-            found[int(name[5:])] = {file: digest(os.path.join(folder, file)) for file in os.listdir(folder)}
+            found[int(folder.name[5:])] = {path.name: digest(path) for path in folder.iterdir()}
         except (OSError, ValueError, KeyError) as error:
-            found[int(name[5:])] = {"damaged": str(error)}
+            found[int(folder.name[5:])] = {"damaged": str(error)}
     return found
 
 
 def log_of(out):
     """Returns the records of steps and validations without times. Ignores an incomplete line, as --resume does."""
     try:
-        with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file if line.endswith("\n")]
+        lines = Path(out, "log.jsonl").read_text().split("\n")[:-1]
     except OSError:
         return []
+    records = [json.loads(line) for line in lines]
     kept = ("step", "loss", "norm", "lr", "val_loss")
     return [{name: record[name] for name in kept if name in record} for record in records if "step" in record]
 
@@ -130,8 +126,7 @@ class World:
         self.program = shutil.copy(options.program, os.path.join(folder, "train_gpt"))
         self.preload = shutil.copy(options.preload, os.path.join(folder, "failing.so"))
         self.data = os.path.join(folder, "data.txt")
-        with open(os.path.join(ROOT, "data", "shakespeare.txt"), "rb") as text, open(self.data, "wb") as file:
-            file.write(text.read(20000))
+        write(self.data, (ROOT / "data/shakespeare.txt").read_bytes()[:20000])
         out, begin = self.new_out(), time.monotonic()
         done = self.run(out, LONG, "--checkpoint-every", "1", "--keep", "0")
         self.duration_s = time.monotonic() - begin
@@ -240,8 +235,7 @@ def calls_of(world, out, *more):
     done = world.run(out, SHORT, *more, log=log)
     if done.code != 0:
         sys.exit(failure(done))
-    with open(log, encoding="utf-8") as file:
-        return [tuple(line.rstrip("\n").split("\t")) for line in file]
+    return [tuple(line.split("\t")) for line in Path(log).read_text().splitlines()]
 
 
 def failing(world, prepare, more, at):
@@ -250,8 +244,7 @@ def failing(world, prepare, more, at):
     prepare(out)
     log, before = os.path.dirname(out) + ".log", max(checkpoints(out), default=0)
     done = world.run(out, SHORT, *more, at=at, log=log)
-    with open(log, encoding="utf-8") as file:
-        fired = [line.split()[1:] for line in file if line.startswith("fault\t")]
+    fired = [line.split()[1:] for line in Path(log).read_text().splitlines() if line.startswith("fault\t")]
     number = {"full": errno.ENOSPC, "half": 0}.get(action) if action.isalpha() else int(action.strip("+"))
     problem = complaint(done, os.path.dirname(out), os.strerror(number)) if number else failure(done)
     # If a line of the log cannot be written, the run saves a checkpoint immediately, before a validation that was due.
@@ -324,8 +317,7 @@ def move(out):
 
 def replace(out):
     move(out)
-    with open(out, "w", encoding="utf-8") as file:
-        file.write("a file")
+    write(out, "a file")
 
 
 def put_back(out):
@@ -391,8 +383,8 @@ def main():
              "limits": lambda: test_limits(world)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(tests) + " (default: all)")
-    parser.add_argument("--program", default=os.path.join(ROOT, "train_gpt"), help="train_gpt, built for a CPU")
-    parser.add_argument("--preload", default=os.path.join(ROOT, "build", "faults", "failing.so"))
+    parser.add_argument("--program", default=ROOT / "train_gpt", help="train_gpt, built for a CPU")
+    parser.add_argument("--preload", default=ROOT / "build/faults/failing.so")
     parser.add_argument("--seed", type=int, default=1, help="selects the random moments (default 1)")
     parser.add_argument("--moments", type=int, default=200, metavar="N",
                         help="moments per signal test (default 200); if N < 200, only every (200 / N)-th call fails")

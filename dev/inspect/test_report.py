@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the parts of the report that need no recording: names, cards, estimates, registers, pictures, colours.
+"""Tests the parts of the report that need no recording: names, cards, estimates, machine code, pictures, colours.
 test_inspect.py tests reports on recordings."""
 import math
 import os
@@ -146,8 +146,6 @@ def test_matmuls():
            "a large matmul in FP8 attains FP8_SHARE of twice the rate")
     split, waves = share(768, 2304, 65536, out_bytes=4), share(5888, 896, 4096)
     expect(split > 0.85 * TENSOR_SHARE, "a matmul with few tiles and a large K uses split-K", f"{split:.3f}")
-    slow, fast = (matmul_seconds(H100, product(768, 2304, 65536, out_bytes=4), bytes_) for bytes_ in (0, 1 << 27))
-    expect(slow > 1.2 * fast, "without a workspace there is no split-K", f"{slow * 1e6:.0f} and {fast * 1e6:.0f} us")
     thin = product(1 << 20, 64, 64)
     more = matmul_seconds(H100, {**thin, "epilogue": "gelu_aux"}) / matmul_seconds(H100, thin)
     expect(near(more, 1.5, 0.01), "a GELU epilogue that stores its input moves a third matrix", f"{more:.3f}")

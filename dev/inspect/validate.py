@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares estimates with published measurements: fetches the kernels of validation.json with git, records them on the
-emulator, and writes validation.md and a picture.
+emulator, and writes the tables of validation.md.
 
-    dev/inspect/validate.py                 # record all programs (10 minutes), write the table and the picture
+    dev/inspect/validate.py                 # record all programs (10 minutes), write the tables
     dev/inspect/validate.py --keep          # use the recordings of the last run
     dev/inspect/validate.py --keep --fit    # fit FITTED, the constants of estimate.py, and print them
 
@@ -34,7 +34,6 @@ from tables import number
 ROOT = os.path.dirname(os.path.dirname(HERE))
 FOLDER = os.path.join("build", "validation")
 LIST, GUIDE = (os.path.join("dev", "inspect", name) for name in ("validation.json", "validation.md"))
-PICTURE = os.path.join("data", "pictures", "validation.svg")
 PULL = 2.0                  # weight of published values in the fit
 EVENT_SECONDS = 4.1e-6      # between two events with a short kernel between them, without the kernel
 UNITS = {"ms": 1e-3, "us": 1e-6, "GB/s": 1e9, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
@@ -269,38 +268,11 @@ def guide_table(cases):
     return "\n".join(rows)
 
 
-def picture(cases):
-    """Returns a scatter plot: measured time on the x axis, estimate on the y axis, both logarithmic."""
-    size, margin, low, high = 440, 40, 10.0, 1e6         # us
-
-    def at(us):
-        return margin + (size - 2 * margin) * math.log(us / low) / math.log(high / low)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size} {size}" font-family="sans-serif" '
-             'font-size="11" fill="#555">', f'<rect width="{size}" height="{size}" fill="#fff"/>']
-    for factor, dash in ((1, ""), (1.5, ' stroke-dasharray="3"'), (1 / 1.5, ' stroke-dasharray="3"')):
-        begin, end = low * max(1, 1 / factor), high * min(1, 1 / factor)
-        parts.append(f'<path d="M{at(begin):.1f} {size - at(begin * factor):.1f}L{at(end):.1f} '
-                     f'{size - at(end * factor):.1f}" stroke="#bbb"{dash}/>')
-    for power, name in enumerate(("10 µs", "100 µs", "1 ms", "10 ms", "100 ms", "1 s"), 1):
-        x = at(10.0 ** power)
-        parts.append(f'<text x="{x:.0f}" y="{size - margin / 2:.0f}" text-anchor="middle">{name}</text>'
-                     f'<text x="{margin - 4}" y="{size - x + 4:.0f}" text-anchor="end">{name}</text>')
-    for held_out, colour in ((False, "#4a78b5"), (True, "#d65f00")):
-        parts.append(f'<g fill="{colour}" fill-opacity="0.6">' + "".join(
-            f'<circle cx="{at(1e6 * case.measured):.1f}" cy="{size - at(1e6 * case.predicted()):.1f}" r="3"/>'
-            for case in cases if case.held_out == held_out) + "</g>")
-    parts.append(f'<text x="{size / 2:.0f}" y="{size - 4}" text-anchor="middle">measured</text>'
-                 f'<text x="{margin}" y="14">estimated; lines: equal, factor of 1.5; orange: held out</text></svg>')
-    return "\n".join(parts) + "\n"
-
-
 def write_guide(cases):
     with open(GUIDE, encoding="utf-8") as file:
         before, rest = file.read().split(BEGIN)
     with open(GUIDE, "w", encoding="utf-8") as file:
         file.write(f"{before}{BEGIN}\n{guide_table(cases)}\n{END}{rest.split(END)[1]}")
-    with open(PICTURE, "w", encoding="utf-8") as file:
-        file.write(picture(cases))
 
 
 # ---- the command

@@ -42,97 +42,6 @@
 template <> constexpr double LIMIT<__nv_bfloat16> = 1.0 / (1 << 4);
 template <> constexpr double LIMIT<__half> = 1.0 / (1 << 7);
 
-// ==== reference loop =========================================================
-
-struct Size {
-    int B, T, NH, HS;
-
-    size_t C() const { return static_cast<size_t>(NH) * HS; }
-    size_t N() const { return static_cast<size_t>(B) * T; }
-    double pairs() const { return 0.5 * B * NH * T * T; }
-};
-
-// The reference for one head: q, k, v, out, dout and gradients, all (T,HS).
-struct HeadLoop {
-    size_t T, HS;
-    Values q, k, v, out, dout, dq, dk, dv, lse, D;
-
-    HeadLoop(size_t seq, size_t size) : T(seq), HS(size), lse(seq), D(seq) {
-        for (Values* x : {&q, &k, &v, &out, &dout, &dq, &dk, &dv}) x->resize(T * HS);
-    }
-
-    double dot(const Values& a, size_t i, const Values& b, size_t j) const {
-        double sum = 0;
-        for (size_t d = 0; d < HS; d++) sum += a[i * HS + d] * b[j * HS + d];
-        return sum;
-    }
-    void add(Values& to, size_t i, double factor, const Values& from, size_t j) {
-        for (size_t d = 0; d < HS; d++) to[i * HS + d] += factor * from[j * HS + d];
-    }
-    double score(size_t i, size_t j) const { return dot(q, i, k, j) / std::sqrt(static_cast<double>(HS)); }
-    double probability(size_t i, size_t j) const { return std::exp(score(i, j) - lse[i]); }
-    double score_gradient(size_t i, size_t j) const {
-        return probability(i, j) * (dot(dout, i, v, j) - D[i]) / std::sqrt(static_cast<double>(HS));
-    }
-
-    void run(bool with_backward) {
-        in_parallel(T, [&](size_t i) {
-            Values scores(i + 1);
-            for (size_t j = 0; j <= i; j++) scores[j] = score(i, j);
-            const double max = *std::max_element(scores.begin(), scores.end());
-            double sum = 0;
-            for (double s : scores) sum += std::exp(s - max);
-            lse[i] = max + std::log(sum);
-            for (size_t j = 0; j <= i; j++) add(out, i, probability(i, j), v, j);
-            if (!with_backward) return;
-            D[i] = dot(dout, i, out, i);
-            for (size_t j = 0; j <= i; j++) add(dq, i, score_gradient(i, j), k, j);
-        });
-        if (!with_backward) return;
-        in_parallel(T, [&](size_t j) {
-            for (size_t i = j; i < T; i++) {
-                add(dk, j, score_gradient(i, j), q, i);
-                add(dv, j, probability(i, j), dout, i);
-            }
-        });
-    }
-};
-
-enum class Heads { DIFFERENT, ROTATED };
-
-// Computes the expected out (B,T,NH,HS) and, unless dout is null, dqkv (B,T,3,NH,HS). ROTATED, for large sizes:
-// overwrites the inputs of each head with the first head's, their columns rotated by a different amount. Dot products
-// of rows do not change, so the head's results are the first head's with the same rotation. The loop then runs for one
-// head only, and a kernel that reads the wrong head still gives a wrong result.
-void attention_loop(Values& out, Values* dqkv, Values* dout, Values& qkv, const Size& s, Heads heads) {
-    const size_t C = s.C(), T = s.T, HS = s.HS;
-    HeadLoop head(T, HS);
-    for (size_t n = 0; n < static_cast<size_t>(s.B) * s.NH; n++) {
-        const size_t rotated = heads == Heads::ROTATED ? n + n / HS : 0;   // heads n and n + HS differ
-        auto for_each = [&](auto visit) {   // visit(index in the head, index in qkv, index in out)
-            for (size_t i = 0; i < T * HS; i++) {
-                const size_t row = n / s.NH * T + i / HS, column = n % s.NH * HS + (i + rotated) % HS;
-                visit(i, row * 3 * C + column, row * C + column);
-            }
-        };
-        if (n == 0 || heads == Heads::DIFFERENT) {
-            head = HeadLoop(T, HS);
-            for_each([&](size_t i, size_t q, size_t o) {
-                head.q[i] = qkv[q], head.k[i] = qkv[q + C], head.v[i] = qkv[q + 2 * C];
-                if (dout) head.dout[i] = (*dout)[o];
-            });
-            head.run(dout);
-        }
-        for_each([&](size_t i, size_t q, size_t o) {
-            qkv[q] = head.q[i], qkv[q + C] = head.k[i], qkv[q + 2 * C] = head.v[i];
-            out[o] = head.out[i];
-            if (!dout) return;
-            (*dout)[o] = head.dout[i];
-            (*dqkv)[q] = head.dq[i], (*dqkv)[q + C] = head.dk[i], (*dqkv)[q + 2 * C] = head.dv[i];
-        });
-    }
-}
-
 // ==== one warp per query =====================================================
 // The simplest online softmax. The lanes of a warp hold the query and its output; the warp reads one key and value
 // after another from global memory. Unlike in naive attention, no T x T matrix is stored. But each key and value that
@@ -161,7 +70,7 @@ template <int HS> __global__ void warp_per_query_kernel(floatX* out, float* lse,
     if (lane == 0) lse[head.rows + query] = max + logf(sum);
 }
 
-void warp_per_query(floatX* out, float* lse, const floatX* qkv, const Size& s) {
+void warp_per_query(floatX* out, float* lse, const floatX* qkv, const AttentionSize& s) {
     const dim3 grid(row_blocks(s.T), s.NH, s.B);
     auto run = [&](auto kernel) { launch("warp per query", kernel, grid, BLOCK, 0, out, lse, qkv, s.T); };
     if (s.HS == 32) run(warp_per_query_kernel<32>);
@@ -172,32 +81,25 @@ void warp_per_query(floatX* out, float* lse, const floatX* qkv, const Size& s) {
 
 // ==== the study ==============================================================
 
-// Calls f while the trainer's attention uses tensor cores of this kind.
-template <typename F> void on(TensorCores kind, F f) {
-    const TensorCores before = std::exchange(device.tensor_cores, kind);
-    f();
-    device.tensor_cores = before;
-}
-
 // The steps that run the trainer's kernels. mma and wgmma are skipped if the build, device or head size does not
 // support them.
 template <typename F> void trainer_steps(Case& c, int HS, F attention) {
     for (const TensorCores kind : {TensorCores::NONE, TensorCores::MMA, TensorCores::WGMMA}) {
-        bool runs = has_tensor_cores(kind);
-        on(kind, [&] { runs = runs && (kind == TensorCores::NONE || on_tensor_cores(HS)); });
+        const Temporarily tensor_cores(device.tensor_cores, kind);
+        const bool runs = has_tensor_cores(kind) && (kind == TensorCores::NONE || on_tensor_cores(HS));
         const char* const name = kind == TensorCores::NONE ? "tiles in shared memory"
                                  : kind == TensorCores::MMA ? "mma" : "wgmma, TMA";
-        if (runs) c.step(format("train_gpt.cu: %s", name), [&] { on(kind, attention); });
+        if (runs) c.step(format("train_gpt.cu: %s", name), attention);
     }
 }
 
 enum class Pass { FORWARD, FORWARD_AND_BACKWARD };
 
-template <Pass PASS> void attention(Study& study, const std::string& at, const Size& s) {
+template <Pass PASS> void attention(Study& study, const std::string& at, const AttentionSize& s) {
     constexpr bool BACKWARD = PASS == Pass::FORWARD_AND_BACKWARD;
     const int B = s.B, T = s.T, NH = s.NH, HS = s.HS;
     Case c(study, (BACKWARD ? "attention forward + backward" : "attention forward") + at,
-           format("B %d, T %d, NH %d, HS %d", B, T, NH, HS), flops((BACKWARD ? 14 : 4) * HS * s.pairs()));
+           format("B %d, T %d, NH %d, HS %d", B, T, NH, HS), flops((BACKWARD ? 14 : 4) * HS * 0.5 * B * NH * T * T));
     const size_t qkv_size = s.N() * 3 * s.C(), out_size = s.N() * s.C();
     const auto qkv = c.input<floatX>(qkv_size), dout = c.input<floatX>(BACKWARD ? out_size : 1);
     const auto out = c.output<floatX>("out", out_size);
@@ -207,8 +109,15 @@ template <Pass PASS> void attention(Study& study, const std::string& at, const S
     const bool naive_fits = T <= 2048;   // the T x T matrices of all heads fit in memory
     const auto scores = c.scratch<floatX>(naive_fits ? s.N() * NH * T : 1);
     const auto probs = c.scratch<floatX>(naive_fits ? s.N() * NH * T : 1);
-    attention_loop(out.expected, &dqkv.expected, BACKWARD ? &dout.host : nullptr, qkv.host, s,
-                   study.timing ? Heads::ROTATED : Heads::DIFFERENT);
+    if (study.timing && !device.is_cpu()) {
+        out.memory.from_first_step = true;
+        dqkv.memory.from_first_step = BACKWARD;
+    } else {
+        const auto expected = attention_loop<double>(qkv.host, s);
+        out.expected = expected.out;
+        if (BACKWARD)
+            dqkv.expected = attention_backward_loop<double>(dout.host, qkv.host, expected.out, expected.lse, s);
+    }
     if (naive_fits)
         c.step("train_gpt.cu: naive, T x T in memory", [&] {
             naive_attention_forward(out, scores, probs, qkv, B, T, NH, HS);
@@ -229,10 +138,10 @@ void run_study(Study& study) {
     for (int HS : {64, 128})
         for (int T : lengths) {
             const std::string at = format(", heads of %d, T %d", HS, T);
-            std::initializer_list<Size> odd = {{1, 1, 1, HS}, {2, 65, 3, HS}, {1, 200, 2, HS - 32}}, none = {};
-            auto forward = [&](Study&, const Size& s) { attention<Pass::FORWARD>(study, at, s); };
-            auto both = [&](Study&, const Size& s) { attention<Pass::FORWARD_AND_BACKWARD>(study, at, s); };
-            const Size timed = {TOKENS / T, T, CHANNELS / HS, HS}, counted = {1, T, 2, HS};
+            std::initializer_list<AttentionSize> odd = {{1, 1, 1, HS}, {2, 65, 3, HS}, {1, 200, 2, HS - 32}}, none = {};
+            auto forward = [&](Study&, const AttentionSize& s) { attention<Pass::FORWARD>(study, at, s); };
+            auto both = [&](Study&, const AttentionSize& s) { attention<Pass::FORWARD_AND_BACKWARD>(study, at, s); };
+            const AttentionSize timed = {TOKENS / T, T, CHANNELS / HS, HS}, counted = {1, T, 2, HS};
             study.at_sizes(T == lengths.front() ? odd : none, timed, counted, forward, both);
         }
 }

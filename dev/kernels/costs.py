@@ -5,13 +5,12 @@ the same names, and the model's shape as printed by `train_gpt plan --json`.
 """
 import json
 import os
-import random
 import re
 import subprocess
 import sys
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts"))
-from tokens import write_shard
+from tokens import write_random_shard
 
 
 # ---- bytes and FLOPs
@@ -134,12 +133,6 @@ STEP = {"--model": "gpt2", "--micro-batch": "64", "--total-batch": "524288"}
 SMALL_STEP = {"--model": "gpt2", "--layers": "1", "--micro-batch": "4", "--total-batch": "4096"}
 
 
-def write_tokens(path, tokens, vocab):
-    """Writes a shard with token frequencies as in text (Zipf's law): the embedding kernels' traffic depends on them."""
-    weights = [1 / (rank + 1) for rank in range(vocab)]
-    write_shard(path, random.Random(1).choices(range(vocab), weights, k=tokens))
-
-
 def run(program, folder, words, small):
     """Returns the run to record: arguments of the program, the model's shape, number of tokens, and environment
     variables of the recorder. words: options of train_gpt; small: for BARRIERS=yes, which repeats the run for every
@@ -152,7 +145,7 @@ def run(program, folder, words, small):
     plan = json.loads(printed.stdout)
     model, tokens = plan["model"], plan["micro_batch"] * plan["seq_len"] * plan["accumulation"]
     data = os.path.join(folder, "tokens.bin")
-    write_tokens(data, tokens + 1, model["vocab"])
+    write_random_shard(data, model["vocab"], tokens + 1)
     # In FP8 the first step has no scales yet; matmul tuning precedes it. Then the second step is recorded, starting
     # with the update before it. With --matmul-tuning on, which times nothing here, the optional epilogues are used.
     tuned = options.setdefault("--matmul-tuning", "off") == "on"

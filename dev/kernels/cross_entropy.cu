@@ -170,18 +170,9 @@ void loss_and_gradient(Study& study, const Size& s) {
     const auto logits = c.updated<floatX>("dlogits", N * Vp, 90, 106);   // exp overflows in FP32
     const auto losses = c.output<float>("losses", N);
     const auto max = c.scratch<float>(N), lse = c.scratch<float>(N);
-    for (size_t n = 0; n < N; n++) {
-        const double* const x = &logits.host[n * Vp];
-        double* const d = &logits.expected[n * Vp];
-        const double row_max = *std::max_element(x, x + s.V);
-        double sum = 0;
-        for (int v = 0; v < s.V; v++) sum += d[v] = exp(x[v] - row_max);
-        for (size_t v = 0; v < Vp; v++) d[v] = target[n] < 0 || v >= static_cast<size_t>(s.V) ? 0 : d[v] / sum * scale;
-        losses.expected[n] = 0;
-        if (target[n] < 0) continue;
-        d[target[n]] -= scale;
-        losses.expected[n] = row_max + log(sum) - x[target[n]];
-    }
+    const auto expected = cross_entropy_loop<double>(logits.host, target, scale, s.V, s.Vp);
+    losses.expected = expected.losses;
+    logits.expected = expected.dlogits;
     const auto loss_scale = c.input<float>(SCALE_OF_ONE);
     c.step("three kernels, one thread per row", [&] {
         three_kernels<Team::THREAD, 1>(logits, losses, max, lse, targets, scale, s);

@@ -35,17 +35,6 @@ std::vector<int> tokens_of(const Size& s) {
     return tokens;
 }
 
-// Positions sorted by token, as in the trainer. All positions of one token form a run: run r is order[first[r]] ...
-// order[first[r + 1] - 1].
-struct Positions {
-    std::vector<int> order, first;
-    size_t runs;
-
-    Positions(const std::vector<int>& tokens, int V) : order(tokens.size()), first(tokens.size() + 1) {
-        runs = sort_positions(order.data(), first.data(), tokens.data(), tokens.size(), V);
-    }
-};
-
 std::string text_of(const Size& s) { return format("B %d, T %d, C %d, V %d", s.B, s.T, s.C, s.V); }
 
 // ==== forward ================================================================

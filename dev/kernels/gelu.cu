@@ -74,10 +74,7 @@ constexpr const char* STEPS[] = {"one thread per element, tanhf", "special funct
 void study_forward(Study& study, size_t n) {
     Case c(study, "gelu forward", format("n %zu", n), bytes(2.0 * n * sizeof(floatX)));
     const auto inp = c.input<floatX>(n, -4, 4), out = c.output<floatX>("out", n);
-    for (size_t i = 0; i < n; i++) {
-        const double x = inp.host[i];
-        out.expected[i] = 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    }
+    for (size_t i = 0; i < n; i++) out.expected[i] = gelu_loop(inp.host[i]);
     c.step(STEPS[0], [&] { launch_threads(forward_kernel<by_tanh, 1>, n, out, inp, n); });
     c.step(STEPS[1], [&] { launch_threads(forward_kernel<by_exp, 1>, n, out, inp, n); });
     c.step(STEPS[2], [&] { launch_threads(forward_kernel<by_exp, PACK>, n / PACK, out, inp, n); });
@@ -88,11 +85,7 @@ void study_backward(Study& study, size_t n) {
     Case c(study, "gelu backward, in place", format("n %zu", n), bytes(3.0 * n * sizeof(floatX)));
     const auto inp = c.input<floatX>(n, -4, 4);
     const auto dinp = c.updated<floatX>("dinp", n);   // initially dout
-    for (size_t i = 0; i < n; i++) {
-        const double x = inp.host[i], t = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
-        const double du = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
-        dinp.expected[i] *= 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * du;
-    }
+    for (size_t i = 0; i < n; i++) dinp.expected[i] *= gelu_derivative_loop(inp.host[i]);
     c.step(STEPS[0], [&] { launch_threads(backward_kernel<by_tanh, 1>, n, dinp, dinp, inp, n); });
     c.step(STEPS[1], [&] { launch_threads(backward_kernel<by_exp, 1>, n, dinp, dinp, inp, n); });
     c.step(STEPS[2], [&] { launch_threads(backward_kernel<by_exp, PACK>, n / PACK, dinp, dinp, inp, n); });

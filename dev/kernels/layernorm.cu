@@ -82,15 +82,10 @@ void study_forward(Study& study, const Size& s) {
     const auto inp = c.input<floatX>(N * C, -1, 3), w = c.input<floatX>(C), b = c.input<floatX>(C);
     const auto out = c.output<floatX>("out", N * C);
     const auto mean = c.output<float>("mean", N), rstd = c.output<float>("rstd", N);
-    for (size_t n = 0; n < N; n++) {
-        double sum = 0, squares = 0;
-        const double* const x = &inp.host[n * C];
-        for (size_t i = 0; i < C; i++) sum += x[i];
-        const double m = mean.expected[n] = sum / C;
-        for (size_t i = 0; i < C; i++) squares += (x[i] - m) * (x[i] - m);
-        const double r = rstd.expected[n] = 1 / sqrt(squares / C + LAYERNORM_EPS);
-        for (size_t i = 0; i < C; i++) out.expected[n * C + i] = (x[i] - m) * r * w.host[i] + b.host[i];
-    }
+    const auto expected = layernorm_loop<double>(inp.host, w.host, b.host);
+    out.expected = expected.out;
+    mean.expected = expected.mean;
+    rstd.expected = expected.rstd;
     c.step("one thread per row", [&] { launch_threads(thread_per_row_kernel, N, out, mean, rstd, inp, w, b, s); });
     c.step("one warp per row: coalesced loads", [&] {
         launch_threads(warp_per_row_kernel<1>, N * WARP_SIZE, out, mean, rstd, inp, w, b, s);
@@ -220,19 +215,7 @@ void study_backward(Study& study, const Size& s) {
     const auto dinp = c.updated<floatX>("dinp", N * C);
     const auto dw = c.updated<float>("dw", C), db = c.updated<float>("db", C);
     const auto partials = c.scratch<float>(3 * partial_blocks(N) * C);
-    for (size_t n = 0; n < N; n++) {
-        const double m = mean.host[n], r = rstd.host[n];
-        const double *const d = &dout.host[n * C], *const x = &inp.host[n * C];
-        double sum_g = 0, sum_gx = 0;
-        for (size_t i = 0; i < C; i++) {
-            sum_g += d[i] * w.host[i];
-            sum_gx += d[i] * w.host[i] * (x[i] - m) * r;
-            dw.expected[i] += d[i] * (x[i] - m) * r;
-            db.expected[i] += d[i];
-        }
-        for (size_t i = 0; i < C; i++)
-            dinp.expected[n * C + i] += r * (d[i] * w.host[i] - sum_g / C - (x[i] - m) * r * sum_gx / C);
-    }
+    layernorm_backward_loop(dinp.expected, dw.expected, db.expected, dout.host, inp.host, w.host, mean.host, rstd.host);
     c.step("one thread per row, one thread per column", [&] {
         launch_threads(columns_kernel, C, partials, dout, inp, mean, rstd, s);
         add_partials({grad(dw), grad(db)}, partials, 1, C);

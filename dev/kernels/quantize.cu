@@ -128,12 +128,6 @@ tiles_both_directions_kernel(e4m3* out, float* inverse, e4m3* transposed, float*
 
 double plain_scale(double amax) { return amax > 0 ? std::exp2(std::floor(std::log2(FP8_MAX<e4m3> / amax))) : 1; }
 
-double amax_of(const Values& x) {
-    double amax = 0;
-    for (double v : x) amax = std::max(amax, std::abs(v));
-    return amax;
-}
-
 // Computes out and the inverse of each scale, for x (rows, columns) in tiles of 1 x `width`.
 void quantise_loop(Values& out, Values& inverse, const Values& x, size_t columns, size_t width) {
     size_t tile = 0;
@@ -144,14 +138,6 @@ void quantise_loop(Values& out, Values& inverse, const Values& x, size_t columns
             for (size_t i = begin; i < end; i++) out[i] = stored_as<e4m3>(x[i] * scale);
             inverse[tile++] = 1 / scale;
         }
-}
-
-Values transposed(const Values& x, size_t columns) {
-    const size_t rows = x.size() / columns;
-    Values y(x.size());
-    for (size_t r = 0; r < rows; r++)
-        for (size_t c = 0; c < columns; c++) y[c * rows + r] = x[r * columns + c];
-    return y;
 }
 
 // ==== the study ==============================================================
@@ -224,7 +210,7 @@ void both_directions_per_tensor(Study& study, const Size& s) {
     const auto out = c.output<e4m3>("out", n), t_out = c.output<e4m3>("transposed", n);
     Values inverse(1);
     quantise_loop(out.expected, inverse, x.host, n, n);
-    t_out.expected = transposed(out.expected, s.C);
+    t_out.expected = transposed_values(out.expected, s.N, s.C);
     c.step("train_gpt.cu: read twice, then transposed", [&] {
         reset_amax();
         fp8_amax(the_scale(), x, n);
@@ -241,7 +227,7 @@ void both_directions_per_tile(Study& study, const Size& s) {
     const auto inverse = c.output<float>("inverse", s.N * tiles);
     const auto transposed_inverse = c.output<float>("transposed inverse", s.C * row_tiles);
     quantise_loop(out.expected, inverse.expected, x.host, s.C, QUANTUM);
-    quantise_loop(t_out.expected, transposed_inverse.expected, transposed(x.host, s.C), s.N, QUANTUM);
+    quantise_loop(t_out.expected, transposed_inverse.expected, transposed_values(x.host, s.N, s.C), s.N, QUANTUM);
     c.step("read once into shared memory", [&] {
         launch("step 1", tiles_both_directions_kernel, dim3(tiles, row_tiles), QUANTUM, 0, out, inverse, t_out,
                transposed_inverse, x, s);
@@ -262,13 +248,11 @@ void gelu_backward_in_fp8(Study& study, const Size& s) {
     auto grad = [&] { return Grad{static_cast<floatX*>(db), FLOATX}; };
     const double scale = 1 << 13;   // |dinp| < 2, and E5M2 represents 57344
     for (size_t i = 0; i < n; i++) {
-        const double v = inp.host[i], t = tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v));
-        const double du = sqrt(2 / M_PI) * (1 + 3 * 0.044715 * v * v);
-        const double d = stored_as<floatX>(dout.host[i] * (0.5 * (1 + t) + 0.5 * v * (1 - t * t) * du));
+        const double d = stored_as<floatX>(dout.host[i] * gelu_derivative_loop(inp.host[i]));
         out.expected[i] = stored_as<e5m2>(d * scale);
         db.expected[i % s.C] += d;
     }
-    t_out.expected = transposed(out.expected, s.C);
+    t_out.expected = transposed_values(out.expected, s.N, s.C);
     set_the_scale(scale);
     auto operand = [&](bool only_fp8) {
         Operand o = static_cast<floatX*>(x);

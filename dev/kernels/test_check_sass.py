@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 
-sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "..", "tests"))
 from check_sass import (check_kernel, groups_left, is_conversion, kernels_with_products, plain_register, product,

@@ -7,7 +7,6 @@ import sys
 from inspect import signature
 from types import SimpleNamespace
 
-sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "..", "tests"))
 import costs

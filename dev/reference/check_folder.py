@@ -1,5 +1,5 @@
-"""Checks that a folder written by train_gpt.cu is a Hugging Face GPT-2 folder: opens it with the safetensors package,
-PyTorch (model.py) and transformers.
+"""Checks that a folder written by train_gpt.cu is a Hugging Face GPT-2 folder: opens it with the safetensors package
+and transformers.
 
 DIR has config.json and model.safetensors, and optionally logits.safetensors: input_ids I32 (B, T) and the program's
 logits F32 (B, T, V) for them. Checks whose packages are not installed are skipped. Exit status: 0 all checks pass, 1 a
@@ -39,45 +39,36 @@ def check_tensors(folder, config):
                  "every value is finite")
 
 
-def expect_logits(folder, config, compute, name):
-    """Compares the program's logits, if DIR has them, with those of compute(input_ids)."""
+def check_transformers(folder, config):
+    """Checks the parameters and, if DIR has them, the program's logits."""
     import torch
     from safetensors.torch import load_file
+    from transformers import GPT2LMHeadModel
+    model, info = GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
+    for what in ("missing", "unexpected", "mismatched"):
+        expect_equal([str(key) for key in info[f"{what}_keys"]], [], f"transformers finds no {what} parameter")
     if not (folder / "logits.safetensors").exists():
-        print(f"skip  logits equal {name}: no logits.safetensors")
+        print("skip  logits: no logits.safetensors")
         return
     stored = load_file(folder / "logits.safetensors")
     ids, found = stored["input_ids"].long(), stored["logits"]
     expect_equal(found.shape, (*ids.shape, config.vocab), "logits.safetensors has the shape (B, T, V)")
     with torch.no_grad():
-        expected = compute(ids).float()
+        expected = model.eval()(ids).logits.float()
     difference, limit = (found - expected).abs().max().item(), TOLERANCE * expected.abs().max().item()
-    expect(difference <= limit, f"logits equal {name}", f"maximum difference {difference:.2e}, limit {limit:.2e}")
-
-
-def check_pytorch(folder, config):
-    from model import GPT
-    expect_logits(folder, config, GPT.from_folder(folder), "model.py's")
-
-
-def check_transformers(folder, config):
-    from transformers import GPT2LMHeadModel
-    model, info = GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
-    for what in ("missing", "unexpected", "mismatched"):
-        expect_equal([str(key) for key in info[f"{what}_keys"]], [], f"transformers finds no {what} parameter")
-    expect_logits(folder, config, lambda ids: model.eval()(ids).logits, "transformers'")
+    expect(difference <= limit, "logits equal transformers'", f"maximum difference {difference:.2e}, limit {limit:.2e}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--require", action="append", default=[], choices=("safetensors", "torch", "transformers"),
+    parser.add_argument("--require", action="append", default=[], choices=("safetensors", "transformers"),
                         help="fail if this package is not installed (may be repeated)")
     options = parser.parse_args()
     if not options.folder.is_dir():
         parser.error(f"{options.folder}: expected a folder")
     config = Config.from_huggingface(json.loads((options.folder / "config.json").read_text()))
-    for check, packages in ((check_tensors, ["safetensors"]), (check_pytorch, ["torch", "safetensors"]),
+    for check, packages in ((check_tensors, ["safetensors"]),
                             (check_transformers, ["transformers", "torch", "safetensors"])):
         try:
             for package in packages:

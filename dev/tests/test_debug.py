@@ -12,18 +12,17 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
-sys.dont_write_bytecode = True
 from testing import expect, expect_equal, finish
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = str(Path(__file__).resolve().parents[2])
 TIMEOUT = 120       # seconds
 
 
 def read(name):
     """Returns the JSON of a file in .vscode, with ${workspaceFolder} replaced."""
-    with open(os.path.join(ROOT, ".vscode", name), encoding="utf-8") as file:
-        return json.loads(file.read().replace("${workspaceFolder}", ROOT))
+    return json.loads(Path(ROOT, ".vscode", name).read_text().replace("${workspaceFolder}", ROOT))
 
 
 launch = read("launch.json")["configurations"][0]

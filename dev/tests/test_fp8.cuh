@@ -33,18 +33,6 @@ template <typename F8> double rounded_to_fp8(double x) {
 
 double power_of_2_below(double x) { return std::ldexp(1.0, std::ilogb(x)); }
 
-double amax_of(const Values& x) {
-    double amax = 0;
-    for (double e : x) amax = std::max(amax, std::abs(e));
-    return amax;
-}
-
-Values transposed_values(const Values& x, size_t rows, size_t columns) {
-    Values out(x.size());
-    for (size_t i = 0; i < x.size(); i++) out[i % columns * rows + i / columns] = x[i];
-    return out;
-}
-
 // ==== scales =================================================================
 
 unsigned bits_of(float x) {
@@ -187,23 +175,20 @@ TEST("kernels: fp8: gelu backward") {
 }
 
 void test_fp8_attention(TensorCores kind, const AttentionSize& s) {
-    const TensorCores saved = std::exchange(device.tensor_cores, kind);
-    {
-        const std::string suffix = format(" in FP8, --tensor-cores %s", name_of(kind));
-        Trial forward("attention_forward" + suffix), backward("attention_backward" + suffix);
-        const size_t n = s.N() * s.C();
-        const DeviceArray<floatX> qkv(attention_inputs(s)), dout(random_values<floatX>(n)), out(n);
-        const DeviceArray<float> lse(s.N() * s.NH), D(s.N() * s.NH);
-        const DeviceArray<int> counter(Values{0});
-        try_writer<e4m3>(forward, Values(n, NAN), [&](const Operand& o) {
-            attention_forward(o, lse, counter, qkv, s.B, s.T, s.NH, s.HS);
-        });
-        attention_forward(out, lse, counter, qkv, s.B, s.T, s.NH, s.HS);
-        try_writer<e5m2>(backward, Values(3 * n, NAN), [&](const Operand& o) {
-            attention_backward(o, Grad{}, nullptr, D, counter, dout, qkv, out, lse, s.B, s.T, s.NH, s.HS);
-        });
-    }
-    device.tensor_cores = saved;
+    const Temporarily tensor_cores(device.tensor_cores, kind);
+    const std::string suffix = format(" in FP8, --tensor-cores %s", name_of(kind));
+    Trial forward("attention_forward" + suffix), backward("attention_backward" + suffix);
+    const size_t n = s.N() * s.C();
+    const DeviceArray<floatX> qkv(attention_inputs(s)), dout(random_values<floatX>(n)), out(n);
+    const DeviceArray<float> lse(s.N() * s.NH), D(s.N() * s.NH);
+    const DeviceArray<int> counter(Values{0});
+    try_writer<e4m3>(forward, Values(n, NAN), [&](const Operand& o) {
+        attention_forward(o, lse, counter, qkv, s.B, s.T, s.NH, s.HS);
+    });
+    attention_forward(out, lse, counter, qkv, s.B, s.T, s.NH, s.HS);
+    try_writer<e5m2>(backward, Values(3 * n, NAN), [&](const Operand& o) {
+        attention_backward(o, Grad{}, nullptr, D, counter, dout, qkv, out, lse, s.B, s.T, s.NH, s.HS);
+    });
 }
 
 TEST("kernels: fp8: attention") {

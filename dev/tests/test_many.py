@@ -28,7 +28,6 @@ sys.dont_write_bytecode = True
 from testing import expect, finish
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-U = 2.0 ** -24      # unit roundoff of FP32
 TIMEOUT = 120       # seconds for each run
 END_LIMIT = 20      # seconds within which all processes end after one of them has died, even on a busy machine
 args = None
@@ -45,6 +44,11 @@ MICRO = 2 * 24      # tokens in a micro-batch
 GROUPED = ["--layers", 2, "--heads", 12, "--channels", 192]     # 2, 3 and 4 divide the heads and MODEL's context
 
 
+def model_of(t):
+    """Returns options: the model for tensor groups of t ranks."""
+    return GROUPED if t > 1 else []
+
+
 # ---- runs
 
 class RankCount(int):
@@ -53,6 +57,11 @@ class RankCount(int):
 
 def up_to(ranks):
     return RankCount(min(ranks, max(args.ranks)))
+
+
+def plain_grids():
+    """Returns pairs: the number of ranks, and 1: without tensor groups."""
+    return [(ranks, 1) for ranks in args.ranks]
 
 
 def grids():
@@ -216,75 +225,29 @@ def run_concurrently(*calls):
 
 # ---- values, memory, communication volume
 
-def test_stages():
-    """With one micro-batch all ZeRO stages add in the same order. With more, stages 0 and 1 sum over micro-batches
-    and then over ranks, stages 2 and 3 over ranks and then over micro-batches."""
-    for ranks in args.ranks:
-        for micro_batches, groups in ((1, ["0123"]), (3, ["01", "23"])):
-            batch = ["--total-batch", ranks * micro_batches * MICRO]
-            runs = {zero: train(ranks, f"stage_{zero}", *batch, "--steps", 4, *CHECKPOINT, "--zero", zero)
-                    for zero in "0123"}
-            text = f"{ranks} ranks x {micro_batches} micro-batches"
-            for group in groups:
-                expect(same(*(runs[zero] for zero in group)), f"{text}: ZeRO {', '.join(group)} have the same losses, "
-                       "norms, weights and moments", str(runs[group[0]]))
-            expect(near(runs["2"].losses, runs["0"].losses, 1e-5) and near(runs["2"].norms, runs["0"].norms, 1e-3),
-                   f"{text}: ZeRO 2 differs from 0 at most by rounding", f"{runs['0'].losses} {runs['2'].losses}")
-        for zero, result in runs.items():
-            expect_planned(result, ranks, *batch, "--zero", zero)
-
-
-def test_modes():
-    batch = ["--total-batch", 3 * 2 * MICRO, "--steps", 3, *CHECKPOINT]
-    for zero in (0, 3):
-        plain = train(up_to(3), "plain", *batch, "--zero", zero)
-        for mode in ("--recompute selective", "--recompute full", "--overlap off", "--matmul-tuning on"):
-            expect(same(plain, train(up_to(3), "mode", *batch, "--zero", zero, *mode.split())),
-                   f"--zero {zero}: {mode} does not change a bit")
-
-
 def test_sums():
-    """Compares several ranks with one process that accumulates. The first step has the same windows and weights, so the
-    losses are equal. The gradient is the sum of k micro-batches' gradients g_i in another order: each order has an
-    error of at most (k - 1) U times the sum of |g_i| in each element, so two orders differ by at most twice that.
-    AdamW's first step changes a weight by lr g / (|g| + eps), so an error of d in the gradient changes the next loss by
-    at most lr sqrt(P) |d|, by the Cauchy-Schwarz inequality."""
-    for ranks, k in ((up_to(2), 2), (up_to(3), 6), (up_to(4), 4)):
-        batch = ["--total-batch", k * MICRO, "--steps", 2]
-        one, many = train(1, "one", *batch), train(ranks, "many", *batch)
-        single = train(1, "single", "--steps", k, "--lr", 0, "--min-lr", 0)     # norm of each micro-batch
-        error = 2 * (k - 1) * U * sum(single.norms) / k
-        detail = f"losses {one.losses} {many.losses}, norms {one.norms} {many.norms}, limit {error}"
-        limit = 1e-3 * math.sqrt(one.header["model"]["parameters"]) * error + 2 * U * one.losses[1]
-        expect(len(many.losses) == 2 and abs(many.losses[0] - one.losses[0]) <= 1e-12 * one.losses[0] and
-               abs(many.norms[0] - one.norms[0]) <= error and abs(many.losses[1] - one.losses[1]) <= limit,
-               f"{k} micro-batches on {ranks} ranks: loss and norm equal one rank's, the next loss within {limit:.1e}",
-               detail)
-
-
-# ---- tensor parallelism
-
-def test_tensor():
-    """Compares tensor groups with one process: initial weights, first loss, norm and gradient. Only rounding differs.
-    A sum of K terms has a relative error of about sqrt(K) U, K is at most 4 C in a layer's matmuls, and forward and
-    backward pass 8 of them per layer: so if all errors add up, 16 sqrt(4 C) U."""
-    limit = 16 * math.sqrt(4 * 192) * U
+    """Compares several ranks with one process: initial weights, first loss and norm; test_reference compares each
+    gradient. Without tensor groups the loss is a sum of the same terms. Otherwise only rounding differs. A sum of K
+    terms has a relative error of about sqrt(K) U, K is at most 4 C in a layer's matmuls, and forward and backward pass
+    8 of them per layer: so if all errors add up, 16 sqrt(4 C) U."""
+    limit = 16 * math.sqrt(4 * 192) * 2.0 ** -24    # U: unit roundoff of FP32
 
     def compare(ranks, t, micro_batches):
-        name = f"tensor_{ranks}_{t}_{micro_batches}"
-        words = [*GROUPED, "--total-batch", ranks // t * micro_batches * MICRO, "--steps", 1, "--lr", 0, "--min-lr", 0,
-                 *CHECKPOINT]
+        name = f"sums_{ranks}_{t}_{micro_batches}"
+        words = [*model_of(t), "--total-batch", ranks // t * micro_batches * MICRO, "--steps", 1, "--lr", 0, "--min-lr",
+                 0, *CHECKPOINT]
         one, many = train(1, name + "_one", *words), train(ranks, name, *words, "--tensor-parallel", t)
         text = f"{ranks} ranks, t = {t}, {micro_batches} micro-batches: "
         if one.code or many.code:
             return expect(False, text + "the runs end with exit code 0", f"{one} {many}")
+        detail = f"losses {one.losses} {many.losses}, norms {one.norms} {many.norms}"
         expect(tensors(one)[0] == tensors(many)[0], text + "the initial weights are one rank's, bit for bit")
-        true, found = (checkpoint_tensors(result, "optimizer") for result in (one, many))
-        errors = {key: relative_l2(found[key], true[key]) for key in true if key.startswith("m/")}
-        expect(near(many.losses, one.losses, limit) and near(many.norms, one.norms, limit) and
-               max(errors.values()) <= limit, text + f"loss, norm and gradients are one rank's within {limit:.1e}",
-               f"losses {one.losses} {many.losses}, norms {one.norms} {many.norms}, gradients {errors}")
-    run_concurrently(*(functools.partial(compare, ranks, t, k) for ranks, t in grids() for k in (1, 3)))
+        expect(t > 1 or near(many.losses, one.losses, 1e-12), text + "the loss is one rank's", detail)
+        if one.header["precision"] == "fp32":       # in 16 bits the limit would be above 1
+            expect(near(many.losses, one.losses, limit) and near(many.norms, one.norms, limit),
+                   text + f"loss and norm are one rank's within {limit:.1e}", detail)
+    run_concurrently(*(functools.partial(compare, ranks, t, k) for ranks, t in [*plain_grids(), *grids()]
+                       for k in (1, 3)))
 
 
 def write_reference(name):
@@ -358,29 +321,35 @@ def test_reference():
 
 
 def test_bits():
-    """The losses, norms, weights and moments of tensor groups depend neither on the ZeRO stage, nor on --recompute,
-    nor on --overlap; several micro-batches: see test_stages. In ten steps differences between the ranks' copies of the
-    unsplit weights would grow with ZeRO 0; the other stages gather each weight from one rank."""
+    """Losses, norms, weights and moments depend neither on the ZeRO stage, nor on --recompute, --overlap and
+    --matmul-tuning. With one micro-batch all stages add in the same order. With more, stages 0 and 1 sum over
+    micro-batches and then over ranks, stages 2 and 3 over ranks and then over micro-batches. In ten steps differences
+    between the copies of unsplit weights in a tensor group would grow with ZeRO 0; the other stages gather each weight
+    from one rank."""
     more = {"0": ["--recompute", "none"], "1": ["--recompute", "selective", "--overlap", "off"],
-            "2": ["--recompute", "full"], "3": ["--recompute", "selective"]}
+            "2": ["--recompute", "full", "--matmul-tuning", "on"], "3": ["--recompute", "selective", "--overlap", "off"]}
 
     def compare(ranks, t, micro_batches, groups, attention="flash"):
         text = f"{ranks} ranks, t = {t}, {micro_batches} micro-batches, {attention} attention: ZeRO "
-        words = [*GROUPED, "--total-batch", ranks // t * micro_batches * MICRO, "--tensor-parallel", t, "--attention",
-                 attention]
-        steps = ["--steps", 10 if micro_batches == 1 else 3, *CHECKPOINT]
+        words = [*model_of(t), "--total-batch", ranks // t * micro_batches * MICRO, "--tensor-parallel", t,
+                 "--attention", attention]
+        steps, first = ["--steps", 10 if micro_batches == 1 else 3, *CHECKPOINT], []
         for group in groups:
             name = f"bits_{ranks}_{t}_{micro_batches}_{attention}_"
             runs = [train(ranks, name + str(i), *words, *steps, "--zero", zero, *more[zero])
                     for i, zero in enumerate(group)]
             expect(same(*runs), text + f"{', '.join(group)} with different --recompute have the same bits",
                    " ".join(map(str, runs)))
+            first.append(runs[0])
             if micro_batches > 1:
                 for zero, result in zip(group, runs):
                     expect_planned(result, ranks, *words, "--zero", zero, *more[zero][:2])
+        expect(near(first[-1].losses, first[0].losses, 1e-5) and near(first[-1].norms, first[0].norms, 1e-3),
+               text + "2 differs from 0 at most by rounding", f"{first[0].losses} {first[-1].losses}")
     pairs, three = (pairs_of_ranks(), 2), (up_to(3), up_to(3))
-    run_concurrently(*(functools.partial(compare, *grid, 1, ["0123"]) for grid in (pairs, three)),
-                     *(functools.partial(compare, *grid, 3, ["01", "23"]) for grid in (pairs, three)),
+    every = [*plain_grids(), pairs, three]
+    run_concurrently(*(functools.partial(compare, *grid, 1, ["0123"]) for grid in every),
+                     *(functools.partial(compare, *grid, 3, ["01", "23"]) for grid in every),
                      lambda: compare(*pairs, 1, ["002"], "naive"))
 
 
@@ -472,16 +441,11 @@ def test_evaluation():
 
 def test_errors():
     unit, total = up_to(3) * MICRO, 5 * MICRO
-    taken = fresh("taken")
-    os.makedirs(taken)
-    open(os.path.join(taken, "log.jsonl"), "w", encoding="utf-8").close()
     for text, ranks, words, parts, *code in (
             ("an unknown flag", 2, ["--no-such-flag"], ["--no-such-flag"]),
             ("a total batch that the ranks do not divide, with the nearest valid totals", up_to(3),
              ["--total-batch", total], ["x GPUs", str(total // unit * unit), str((total // unit + 1) * unit)]),
             ("--graph on", 2, ["--graph", "on"], ["--graph"]),
-            ("a folder that holds a run", 2, ["--out", taken], ["already holds a run"]),
-            ("a tensor group larger than the number of GPUs", 2, ["--tensor-parallel", 3], ["divisor of the number"]),
             ("a tensor group without --gpus", 1, ["--tensor-parallel", 2], ["divisor of the number"]),
             ("a tensor group that does not divide the heads", 2, ["--tensor-parallel", 2, "--heads", 1],
              ["divisor of the heads: 1 heads allow 1"]),
@@ -684,8 +648,6 @@ def test_launchers():
             ("WORLD_SIZE without RANK", train_words, {"WORLD_SIZE": "2"}, ["RANK is not set", "torchrun"]),
             ("no MASTER_ADDR", train_words, {**dict(zip(TORCHRUN, "0202")), "MASTER_PORT": "20000"},
              ["MASTER_ADDR is not set"]),
-            ("no MASTER_PORT", train_words, {**dict(zip(TORCHRUN, "0202")), "MASTER_ADDR": "127.0.0.1"},
-             ["MASTER_PORT is not set"]),
             ("a rank beyond the last", train_words, dict(zip(TORCHRUN, "222")), ["RANK=2", "WORLD_SIZE=2"]),
             ("two launchers with two ranks", train_words, {**torchrun, **dict(zip(OPEN_MPI, "1212"))},
              ["RANK=0", "OMPI_COMM_WORLD_RANK=1"]),
@@ -770,10 +732,6 @@ def test_cards():
     """Some orders of the streams change bits if a wait is missing; so does NVLS (NVLink SHARP) with 3 or more ranks."""
     if not args.card:
         return
-    plans = [run(1, "plan", *MODEL, "--vocab", 256, "--micro-batch", 2, "--gpus", gpus, "--json",
-                 program=[args.card, "--as-train-gpt"], environment={"CUDA_CPU_CARD": "h100"}) for gpus in (1, 2)]
-    one, two = (json.loads(plan.out)["bytes"]["cuda"] for plan in plans)
-    expect(two - one >= 256 << 20, "the plan for 2 GPUs includes the memory of NCCL's communicator", f"{one} {two}")
     words, early = ["--total-batch", 3 * 2 * MICRO, "--steps", 2, *CHECKPOINT], {"on": 0, "off": 0}
     for zero, ranks, t in ((1, pairs_of_ranks(), 2), *((zero, up_to(3), 1) for zero in range(4))):
         plain, *runs = [card(ranks, f"card_{seed}", *words, "--zero", zero, "--tensor-parallel", t,

@@ -684,6 +684,8 @@ TEST("runs: plan ends with a command") {
               " --model gpt2 --layers 3 --micro-batch 2574 --recompute none --gpus 8 --tensor-parallel 4 --zero 1");
     same_plan("--model gpt2-xl --micro-batch 256",
               " --model gpt2-xl --micro-batch 19 --recompute none");
+    same_plan("--seq-len 1000 --matmul fp8-all --micro-batch auto",   // 245 sequences fit, but 245 x 1000 % 16 = 8
+              " --model gpt2 --micro-batch 244 --seq-len 1000 --recompute none --matmul fp8-all");
     const Outcome scan = run("plan --scan --model 7b --gpus 8 " + BATCH);
     const std::string first = scan.out.substr(scan.out.rfind("\n->     8"));
     int tensor, zero, micro_batch;

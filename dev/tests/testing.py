@@ -1,5 +1,10 @@
 """For tests in Python: expect() prints whether a fact holds; finish() prints the totals and exits."""
+import contextlib
+import os
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 passed = failed = 0
 
@@ -20,3 +25,40 @@ def finish():
     """Prints the totals and exits: with 1 if a result failed or no test ran, otherwise with 0."""
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0 or passed == 0)
+
+
+def run_tests(names):
+    """Calls each function in globals() `names` whose name begins with test_, in the order of their definitions, in a
+    temporary current folder; then finishes."""
+    with scratch_folder():
+        for test in [value for name, value in names.items() if name.startswith("test_")]:
+            test()
+    finish()
+
+
+@contextlib.contextmanager
+def scratch_folder():
+    """Creates a temporary folder, which is the current one inside the `with` statement."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield folder
+        finally:
+            os.chdir(before)
+
+
+def wait_for(holds, seconds=60):
+    """Waits until holds() is true, for at most this many seconds; returns holds()."""
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()
+
+
+def write(path, content, mode=0o644):
+    """Writes text or bytes to a file; creates its folder."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.chmod(mode)
