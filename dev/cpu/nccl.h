@@ -108,7 +108,7 @@ struct Shared {
     int error_at;                    // ncclComm::calls of the failed rank
     char error_text[500];
     std::atomic<bool> joined[max_ranks];
-    std::atomic<uint64_t> changes;           // of all mailboxes, so far
+    std::atomic<uint64_t> changes;           // begins and ends of changes of mailboxes
     std::atomic<uint64_t> stuck[max_ranks];  // changes + 1 when this rank last found that it must wait; 0: it runs
     Mailbox mailbox[max_ranks][max_ranks];  // from, to
 };
@@ -210,7 +210,7 @@ inline bool advance(const ncclComm& comm, Transfer& t) {
     Mailbox& box = comm.shared->mailbox[t.sends ? comm.rank : t.peer][t.sends ? t.peer : comm.rank];
     if (box.full == t.sends) return false;
     if (t.sent) return true;
-    comm.shared->changes++;   // before the change: see check_deadlock()
+    comm.shared->changes++;
     if (t.sends) {
         box.call = t.call;
         std::copy_n(t.data, t.bytes, box.data);
@@ -219,12 +219,14 @@ inline bool advance(const ncclComm& comm, Transfer& t) {
         std::copy_n(box.data, t.bytes, t.data);
     }
     box.full = t.sent = t.sends;
+    comm.shared->changes++;
     return !t.sends;
 }
 
 constexpr uint64_t has_left = ~uint64_t{0};
 
-// Fails on all ranks if none can continue: each has found that it must wait since the last change of a mailbox.
+// Fails on all ranks if none can continue: each has found that it must wait since the last change of a mailbox ended.
+// changes: their count before the caller looked at its mailboxes.
 inline void check_deadlock(const ncclComm& comm, uint64_t changes, const Call& call) {
     Shared& shared = *comm.shared;
     shared.stuck[comm.rank] = changes + 1;

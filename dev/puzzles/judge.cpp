@@ -63,8 +63,9 @@ int fork_ranks(int size) {
         const pid_t child = fork();
         if (child == 0) {
             own_rank = rank;
+            const std::string suffix = "." + std::to_string(rank);
             for (const char* name : {"PUZZLE_OUT", "INSPECT_OUT"})
-                if (const char* path = getenv(name)) setenv(name, (path + std::string(".") + std::to_string(rank)).c_str(), 1);
+                if (const char* path = getenv(name)) setenv(name, (path + suffix).c_str(), 1);
             is_rank = true;
             return rank;
         }
@@ -77,6 +78,12 @@ int fork_ranks(int size) {
         waitpid(child, &status, 0);
         ends.push_back(WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status));
     }
+    write_result();
+    _Exit(0);
+}
+
+void end_without_gpus(int expected, int found) {
+    result["needs"] = std::to_string(expected) + " GPUs, found " + std::to_string(found);
     write_result();
     _Exit(0);
 }
@@ -196,6 +203,10 @@ void Case::run(const std::function<void()>& launch) {
     if (is_rank) alarm(seconds);
     allocate();
     restore();
+    json& each = result["cases"].emplace_back(json{{"size", size_}, {"names", json::array()}});
+    for (const auto& array : arrays_)
+        each["names"].push_back({array->name, array->n, bytes_of(array->type), reinterpret_cast<uintptr_t>(array->data)});
+    write_result();   // in case the launch ends the program
     size_t free_before, free_after, total;
     check(cudaMemGetInfo(&free_before, &total), "cudaMemGetInfo");
     const double sent_before = bytes_sent();
@@ -210,23 +221,21 @@ void Case::run(const std::function<void()>& launch) {
     check(cudaGetLastError(), "the launch");
     check(cudaDeviceSynchronize(), "the kernel");
     check(cudaMemGetInfo(&free_after, &total), "cudaMemGetInfo");
-    json arrays = json::array(), names = json::array();
+    json arrays = json::array();
     uint64_t hash = 0xcbf29ce484222325;
     for (const auto& array : arrays_) {
-        names.push_back({array->name, array->n, bytes_of(array->type), reinterpret_cast<uintptr_t>(array->data)});
         std::vector<char> found(array->n * bytes_of(array->type));
         check(cudaMemcpy(found.data(), array->data, found.size(), cudaMemcpyDeviceToHost), array->name.c_str());
         if (!array->expected.empty()) hash = digest(found, hash);
         if (array->is_input || !array->expected.empty()) arrays.push_back(compare(*array, found));
     }
-    json each = {{"size", size_}, {"digest", std::to_string(hash)}, {"names", names}, {"arrays", arrays},
-                 {"minimum_bytes", minimum_bytes}, {"minimum_requests", minimum_requests},
-                 {"minimum_flops", minimum_flops}, {"minimum_sent", minimum_sent},
-                 {"sent", bytes_sent() - sent_before}, {"kept", free_before - std::min(free_before, free_after)}};
+    each.update({{"digest", std::to_string(hash)}, {"arrays", arrays}, {"minimum_bytes", minimum_bytes},
+                 {"minimum_requests", minimum_requests}, {"minimum_flops", minimum_flops},
+                 {"minimum_sent", minimum_sent}, {"sent", bytes_sent() - sent_before},
+                 {"kept", free_before - std::min(free_before, free_after)}});
 #ifndef CUDA_ON_CPU
     if (is_counted) each["us"] = microseconds(launch);
 #endif
-    result["cases"].push_back(each);
 }
 
 int main() {
@@ -235,7 +244,8 @@ int main() {
 #endif
     result["limits"] = {{"S", limits.sectors}, {"W", limits.wavefronts}, {"T", limits.traffic},
                         {"requests", limits.requests}, {"products", limits.products},
-                        {"shared", limits.shared_bytes}, {"sent", limits.sent}, {"B", limits.barriers}, {"D", limits.same_bits}};
+                        {"shared", limits.shared_bytes}, {"sent", limits.sent}, {"B", limits.barriers},
+                        {"D", limits.same_bits}};
     judge();
     result["finished"] = true;
     write_result();

@@ -220,7 +220,8 @@ class Judge:
         """Returns the first access out of bounds, race or uninitialised read, in this order."""
         found = [(kind, rank, kernel, hazard) for kind in HAZARDS
                  for rank, results in zip(self.recorded.ranks, self.results) if results
-                 for kernel in results.kernels for hazard in getattr(kernel, kind)]
+                 for kernel in sorted(results.kernels, key=lambda kernel: kernel.blocks)
+                 for hazard in getattr(kernel, kind)]
         if not found:
             return None
         kind, rank, kernel, hazard = found[0]
@@ -229,8 +230,8 @@ class Judge:
         line = self.line_of(access["file"], access["line"])
         array = array_of(hazard, kernel, rank)
         if kind == "out_of_bounds":
-            what = hazard["why"] or f"{access['access']}s {array}"
-            return Problem("bounds", line, f"{who}: {what}. That is outside of the array.")
+            what = hazard["why"] or f"{access['access']}s {array}, outside of the array"
+            return Problem("bounds", line, f"{who}{': ' * bool(hazard['why']) or ' '}{what}.")
         if kind == "uninitialised":
             return Problem("uninitialised", line, f"{who} loads {array}, which no thread has stored.")
         other = hazard["accesses"][1]
@@ -346,6 +347,25 @@ class Judge:
                                f"This {name} is not needed: without it there is no race at any size.")
         return None
 
+    def on_gpu(self):
+        """Returns lines about a run on this machine's GPU; none without one."""
+        words = os.environ.get("PUZZLE_NVCC", "").split()
+        if not words:
+            return []
+        sources = [self.source, f"dev/puzzles/cases/{self.puzzle.name}.cpp", "dev/puzzles/judge.cpp"]
+        built = subprocess.run([*words[:1], *sources, *words[1:], "-o", f"{self.program}-gpu"], cwd=ROOT,
+                               capture_output=True, text=True)
+        if built.returncode:
+            return wrap("GPU: nvcc: " + next((line for line in built.stderr.splitlines() if "error" in line), ""))
+        recorded, self.program = self.program, f"{self.program}-gpu"
+        run, self.program = self.run("gpu"), recorded
+        needs = next((rank.result["needs"] for rank in run.ranks if "needs" in rank.result), None)
+        if needs:
+            return [f"  GPU: this puzzle needs {needs}"]
+        problem = self.wrong_end(run) or self.wrong_values(run)
+        return wrap(f"GPU: {problem.text}" if problem else
+                    f"GPU: right at all sizes, {number(run.ranks[0].result['cases'][-1]['us'])} µs (median)")
+
     def estimate(self):
         """Returns a phrase with the estimated time of the last size on an H100."""
         kernels = self.counted()
@@ -419,7 +439,7 @@ def solved_lines(puzzle, judge, figures):
     return [f"puzzle {puzzle.number}, {puzzle.title}: SOLVED",
             *wrap(f"{plural(len(judge.recorded.ranks[0].result['cases']), 'size')} in {1 + len(SEEDS)} orders of the threads: error {error:.2f} of the "
                   f"limit, no race{judged}{also}"),
-            f"  {judge.estimate()}", *compare_lines(puzzle)]
+            f"  {judge.estimate()}", *judge.on_gpu(), *compare_lines(puzzle)]
 
 
 def verdict(puzzle):

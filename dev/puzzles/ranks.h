@@ -6,6 +6,7 @@
 #include <nccl.h>
 
 int fork_ranks(int size);
+[[noreturn]] void end_without_gpus(int expected, int found);
 
 struct Ranks {
     int rank, size;
@@ -17,6 +18,9 @@ template <size_t K, class F> void for_ranks(int size, std::initializer_list<std:
     ncclUniqueId id;
     ncclGetUniqueId(&id);
     Ranks ranks{fork_ranks(size), size, nullptr};
+    int devices = 0;
+    cudaGetDeviceCount(&devices);
+    if (devices < size) end_without_gpus(size, devices);
     cudaSetDevice(ranks.rank);
     ncclCommInitRank(&ranks.comm, size, id, ranks.rank);
     for_sizes<K>(all, [&](Case& c, auto... sizes) {
