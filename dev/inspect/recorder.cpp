@@ -676,19 +676,6 @@ static void wrong_index(const char* type, int64_t index, const void* pc) {
     end_program("an index out of bounds");
 }
 
-// Ends the program: the CPU's instruction may not accept the address either.
-static void wrong_address(Access access, const void* address, const char* type, unsigned alignment, const void* pc) {
-    if (!recording) return;
-    const Pause pause;
-    const Place place = memory.find(address);
-    if (place.space != Space::SHARED && place.space != Space::GLOBAL) return;
-    add_out_of_bounds(place, find_site(number_of(pc), 0, 0, place.space, access, By::THREAD), access,
-                      "a misaligned address: " + std::string(type) + " requires a multiple of " +
-                          std::to_string(alignment) + " bytes");
-    recording = true;
-    end_program("a misaligned address");
-}
-
 void access(Access access, By by, const void* address, unsigned bytes, const void* site) {
     accessed(access, by, address, bytes, site);
 }
@@ -1603,17 +1590,6 @@ struct WrongIndex {
 };
 extern "C" void __ubsan_handle_out_of_bounds(const WrongIndex* wrong, uintptr_t index) {
     cuda_cpu::watch::wrong_index(wrong->array_type->name, static_cast<int64_t>(index), __builtin_return_address(0));
-}
-// Called with -fsanitize=alignment: an access to an address that is not aligned as its type requires.
-struct WrongAddress {
-    const char* file;
-    uint32_t line, column;
-    const WrongIndex::Type* type;
-    uint8_t log_alignment, kind;   // kind 1: a store
-};
-extern "C" void __ubsan_handle_type_mismatch_v1(const WrongAddress* wrong, const void* address) {
-    cuda_cpu::watch::wrong_address(wrong->kind == 1 ? Access::STORE : Access::LOAD, address, wrong->type->name,
-                                   1u << wrong->log_alignment, __builtin_return_address(0));
 }
 extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void* caller) { cuda_cpu::watch::entered(caller); }

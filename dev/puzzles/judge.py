@@ -197,8 +197,6 @@ class Judge:
         array = self.array_of(hazard)
         if kind == "out_of_bounds":
             what = hazard["why"] or f"{access['access']}s {array}"
-            if "misaligned" in what:
-                return Problem("bounds", line, f"{who} {access['access']}s {array} at {what}.")
             return Problem("bounds", line, f"{who}: {what}. That is outside of the array.")
         if kind == "uninitialised":
             return Problem("uninitialised", line, f"{who} loads {array}, which no thread has stored.")
