@@ -198,6 +198,17 @@ static double microseconds(const std::function<void()>& launch) {
 }
 #endif
 
+// Returns the bytes of device memory that are in use.
+static size_t allocated_bytes() {
+#ifdef CUDA_ON_CPU
+    return cuda_cpu::heap().bytes;
+#else
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return total - free;
+#endif
+}
+
 void Case::run(const std::function<void()>& launch) {
     constexpr unsigned seconds = 60;   // a case takes less; a rank that waits longer ends
     if (is_rank) alarm(seconds);
@@ -207,8 +218,7 @@ void Case::run(const std::function<void()>& launch) {
     for (const auto& array : arrays_)
         each["names"].push_back({array->name, array->n, bytes_of(array->type), reinterpret_cast<uintptr_t>(array->data)});
     write_result();   // in case the launch ends the program
-    size_t free_before, free_after, total;
-    check(cudaMemGetInfo(&free_before, &total), "cudaMemGetInfo");
+    const size_t allocated = allocated_bytes();
     const double sent_before = bytes_sent();
     nvtxRangePushA(is_counted ? "counted" : size_.c_str());
     launch();
@@ -220,7 +230,6 @@ void Case::run(const std::function<void()>& launch) {
     }
     check(cudaGetLastError(), "the launch");
     check(cudaDeviceSynchronize(), "the kernel");
-    check(cudaMemGetInfo(&free_after, &total), "cudaMemGetInfo");
     json arrays = json::array();
     uint64_t hash = 0xcbf29ce484222325;
     for (const auto& array : arrays_) {
@@ -232,7 +241,7 @@ void Case::run(const std::function<void()>& launch) {
     each.update({{"digest", std::to_string(hash)}, {"arrays", arrays}, {"minimum_bytes", minimum_bytes},
                  {"minimum_requests", minimum_requests}, {"minimum_flops", minimum_flops},
                  {"minimum_sent", minimum_sent}, {"sent", bytes_sent() - sent_before},
-                 {"kept", free_before - std::min(free_before, free_after)}});
+                 {"kept", allocated_bytes() - std::min(allocated, allocated_bytes())}});
 #ifndef CUDA_ON_CPU
     if (is_counted) each["us"] = microseconds(launch);
 #endif

@@ -228,7 +228,7 @@ class Judge:
         access = hazard["accesses"][0]
         who = f"{rank.name}Thread {access['thread']} of block {access['block']}"
         line = self.line_of(access["file"], access["line"])
-        array = array_of(hazard, kernel, rank)
+        array = array_of(hazard, kernel, rank) + ("" if line else f" at {access['file']}:{access['line']}")
         if kind == "out_of_bounds":
             what = hazard["why"] or f"{access['access']}s {array}, outside of the array"
             return Problem("bounds", line, f"{who}{': ' * bool(hazard['why']) or ' '}{what}.")

