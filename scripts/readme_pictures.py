@@ -9,7 +9,7 @@ import sys
 from types import SimpleNamespace
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path += [os.path.join(ROOT, folder) for folder in ("scripts", "dev", "dev/chapter", "dev/inspect")]
+sys.path += [os.path.join(ROOT, folder) for folder in ("scripts", "dev", "dev/chapter", "dev/inspect", "dev/puzzles")]
 import plot
 from runs import fail, read_run
 
@@ -129,11 +129,28 @@ def kernel():
     write("kernel", svg(parts, y + 14))
 
 
+# ---- make puzzle
+
+def verdict():
+    """The verdict on a wrong solution of puzzle 7."""
+    from judge import Judge, all_puzzles, failed_lines
+    from test_puzzles import changed
+    puzzle = next(puzzle for puzzle in all_puzzles() if puzzle.number == 7)
+    code, _ = changed(puzzle.notes()["solution"], puzzle.notes()["wrong race: one array for both reductions"])
+    source = puzzle.with_code(code)
+    problem, _ = Judge(puzzle, puzzle.folder / "picture", source).judge()
+    lines = ["make puzzle", *failed_lines(puzzle, problem, source)]
+    kinds = {0: "mono name", 1: "mono marked", 3: "mono soft"}
+    parts = [f"<text x='16' y='{30 + 20 * at}' class='{kinds.get(at, 'mono')}' style='white-space: pre'>"
+             f"{html.escape(line)}</text>" for at, line in enumerate(lines)]
+    write("verdict", svg(parts, 30 + 20 * len(lines)))
+
+
 def main():
     plot.require_matplotlib()
     os.chdir(ROOT)
     os.makedirs(WORK, exist_ok=True)
-    for draw in (training, memory, kernel):
+    for draw in (training, memory, kernel, verdict):
         draw()
         print(f"{OUT}/{draw.__name__}.svg: {os.path.getsize(f'{OUT}/{draw.__name__}.svg'):,} bytes")
     size = sum(entry.stat().st_size for entry in os.scandir(OUT))
