@@ -190,6 +190,9 @@ static void test_mismatches() {
         for (const size_t n : {odd ? 2 : 1, odd ? 1 : 2}) reduce(n, ncclFloat, ncclSum, comm);
         return ncclGroupEnd();
     });
+    differs("order of sends and receives, a deadlock", {"deadlock", "ncclSend"}, [&](ncclComm_t comm) {
+        return ncclSend(a, 5, ncclFloat, (rank + 1) % size, comm, nullptr);
+    });
     differs("count of a send", {"calls do not match", "count 5"}, [&](ncclComm_t comm) {
         if (rank == 0) return ncclSend(a, 5, ncclFloat, size - 1, comm, nullptr);
         return odd ? ncclRecv(a, 4, ncclFloat, 0, comm, nullptr) : reduce(1, ncclFloat, ncclSum, comm);
