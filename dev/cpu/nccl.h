@@ -382,6 +382,19 @@ inline void check_buffer(const Call& call, int rank, const char* name, const voi
     if (bytes > 0 && error != nullptr) fail(ncclInvalidArgument, describe(rank, call), ": ", name, error);
 }
 
+// Fails if the buffers of a reduce-scatter or an all-gather overlap, except in place: the rank's part is at its position
+// in the whole.
+inline void check_overlap(const Call& call, const ncclComm& comm) {
+    if (call.kind != REDUCE_SCATTER && call.kind != ALL_GATHER) return;
+    const char *send = static_cast<const char*>(call.send), *recv = static_cast<const char*>(call.recv);
+    const char *part = call.kind == REDUCE_SCATTER ? recv : send, *whole = call.kind == REDUCE_SCATTER ? send : recv;
+    const size_t bytes = bytes_of(call);
+    const bool overlaps = part < whole + comm.size * bytes && whole < part + bytes;
+    if (overlaps && part != whole + comm.rank * bytes)
+        fail(ncclInvalidArgument, describe(comm.rank, call), ": the buffers overlap; expected the part of ", bytes,
+             " bytes at its position in the whole, or outside of it");
+}
+
 // Fails if the communicator, the peer or a buffer is invalid.
 inline void check_call(const Call& call, const ncclComm* comm) {
     check_communicator(comm);
@@ -392,6 +405,7 @@ inline void check_call(const Call& call, const ncclComm* comm) {
     const int recv = call.kind == SEND ? 0 : call.kind == ALL_GATHER ? comm->size : 1;
     check_buffer(call, comm->rank, "sendbuff", call.send, send);
     check_buffer(call, comm->rank, "recvbuff", call.recv, recv);
+    check_overlap(call, *comm);
 }
 
 // Issues a group's calls in order. If a call was invalid, issues no call and returns the error.

@@ -4,7 +4,8 @@
 //     out[n, c] = (residual[n, c] - mean[n]) * rstd[n] * w[c] + b[c]
 //     mean[n]: average of row n of residual      rstd[n] = 1 / sqrt(average of (residual[n, c] - mean[n])^2 + EPS)
 //
-// inp1, inp2, residual, out: (N, C); mean, rstd: (N); w, b: (C); all float. C is at most 1024. One warp per row.
+// inp1, inp2, residual, out: (N, C); mean, rstd: (N); w, b: (C); all float. C is any number up to 1024. One warp per
+// row. The mean may be much larger than the deviations from it: subtract it before you multiply.
 //
 // Judged: S, each request of a warp needs as few sectors as possible. T, each element of inp1 and inp2 is loaded once,
 // each of residual and out is stored once, and each row loads w and b once.

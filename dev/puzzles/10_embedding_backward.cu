@@ -7,7 +7,7 @@
 // inp[order[0]] <= inp[order[1]] <= ...
 // There are N blocks of THREADS threads.
 //
-// Judged: D, the results have the same bits in whatever order the threads run.
+// Judged: D, the results have the same bits in whatever order the threads run; S, accesses are coalesced.
 #include "puzzle.h"
 
 constexpr int THREADS = 128;

@@ -5,7 +5,8 @@
 //     logits[n, v] = (p[n, v] - (v == targets[n])) * dloss              overwrites the logits with their gradient
 //
 // logits: (N, V), losses: (N), float; targets: (N), int, from 0 to V - 1. The logits are between -130 and 130: exp must
-// not overflow. One block per row. V has no upper limit: a row does not fit in registers or shared memory.
+// not overflow. One block per row. V may be smaller than THREADS and has no upper limit: a row does not fit in
+// registers or shared memory.
 //
 // Judged: T, each logit is loaded at most twice and stored once.
 #include "puzzle.h"

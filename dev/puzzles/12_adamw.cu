@@ -9,6 +9,7 @@
 // updates are smaller than half of the last one and would be lost without the master weights.
 //
 // Judged: T, each byte is accessed once: grads are loaded, weights stored, master, m and v loaded and stored.
+// The arrays do not overlap, but the compiler does not know that.
 #include "puzzle.h"
 
 #include <cmath>

@@ -5,7 +5,8 @@
 //
 // q, k, v, out: (heads, T, HS), float. A block has TILE queries of one head, each warp ROWS of them, and loops over
 // tiles of TILE keys. The maximum and the sum of a row are not known before its last tile (online softmax): keep those
-// of the tiles so far. When a tile raises the maximum from m to m', multiply the sum and out by exp(m - m').
+// of the tiles so far. When a tile raises the maximum from m to m', multiply the sum and out by exp(m - m'). Scores may
+// be far from 0.
 //
 // Judged: T, a block loads its queries once, and once the keys and values up to its last query; W, no bank conflicts;
 // B, no unnecessary barrier.

@@ -1,14 +1,16 @@
 // Puzzle 19: one step with a sharded optimizer (ZeRO-1)
 //
-// R ranks train one model by data parallelism. Each has all n weights w and the gradients g of its own part of the batch,
-// but only its shard of AdamW's moments m and v: n / R elements, for the weights from rank * n / R on (R divides n).
-// The step: sum the gradients over the ranks; find the squared norm of all n sums, for clipping; update the own shard with
-// adamw_kernel; give every rank all new weights. The contents of g do not matter afterwards.
+// R ranks train one model by data parallelism. Each has all n weights w and the gradients g of its own part of the
+// batch, but only its shard of AdamW's moments m and v: n / R elements, for the weights from rank * n / R on (R divides
+// n). The step: sum the gradients over the ranks; find the squared norm of all n sums, for clipping; update the own
+// shard with adamw_kernel; give every rank all new weights. The contents of g do not matter afterwards.
 //
-// sum_squares_kernel<<<1, 256>>>(norm, x, count) assigns the sum of count squares to *norm, one float of device memory.
+// sum_squares_kernel<<<1, 256>>>(norm, x, count) assigns the sum of count squares to *norm (undefined before).
 // adamw_kernel(w, m, v, g, count, norm, 1.0f / R) needs the sums and their squared norm; it divides by R and clips.
 //
-// Judged: bytes sent, as in one all-reduce of n floats and one of a single float; no other device memory.
+// NCCL's collectives work in place if a rank's part is at its position in the whole.
+//
+// Judged: bytes sent, as in one all-reduce of n floats and one of a single float; no device memory is left allocated.
 #include "puzzle.h"
 #include <nccl.h>
 

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <sstream>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,9 +33,11 @@ static void check(cudaError_t error, const char* what) {
     _Exit(0);
 }
 
-std::string size_text(const int* sizes, size_t count) {
-    std::string text;
-    for (size_t i = 0; i < count; i++) text += (i == 0 ? "" : " x ") + std::to_string(sizes[i]);
+std::string size_text(const char* names, const int* sizes, size_t count) {
+    std::istringstream words(names);
+    std::string text, name;
+    for (size_t i = 0; i < count && words >> name; i++)
+        text += (i == 0 ? "" : ", ") + name + " = " + std::to_string(sizes[i]);
     return text;
 }
 
@@ -142,7 +145,9 @@ static bool is_filled(const char* element, Type type) {
 // the root mean square of all, and to the precision of the type.
 static json compare(const Storage& array, const std::vector<char>& found) {
     const std::vector<double>& expected = array.is_input ? array.initial : array.expected;
-    const double precision = array.type == Type::BF16 ? 1.0 / (1 << 7) : array.type == Type::FLOAT ? 1.0 / (1 << 16) : 0;
+    const double precision = array.type == Type::BF16    ? 1.0 / (1 << 7)
+                             : array.type == Type::FLOAT ? 1.0 / (1 << 16)
+                                                         : 0;
     double squares = 0, worst = 0;
     for (double e : expected) squares += e * e;
     const double rms = std::sqrt(squares / static_cast<double>(expected.size()));
@@ -158,7 +163,8 @@ static json compare(const Storage& array, const std::vector<char>& found) {
         unwritten += array.initial.empty() ? is_filled(&found[i * bytes_of(array.type)], array.type)
                                            : !array.is_input && value == array.initial[i];
     }
-    json differences = {{"name", array.name}, {"is_input", array.is_input}, {"n", array.n}, {"error", worst},
+    json differences = {{"name", array.name}, {"is_input", array.is_input},
+                        {"is_updated", !array.is_input && !array.initial.empty()}, {"n", array.n}, {"error", worst},
                         {"wrong", wrong}, {"unwritten", unwritten}};
     if (wrong > 0) {
         char text[64];
@@ -216,7 +222,8 @@ void Case::run(const std::function<void()>& launch) {
     restore();
     json& each = result["cases"].emplace_back(json{{"size", size_}, {"names", json::array()}});
     for (const auto& array : arrays_)
-        each["names"].push_back({array->name, array->n, bytes_of(array->type), reinterpret_cast<uintptr_t>(array->data)});
+        each["names"].push_back({array->name, array->n, bytes_of(array->type),
+                                 reinterpret_cast<uintptr_t>(array->data)});
     write_result();   // in case the launch ends the program
     const size_t allocated = allocated_bytes();
     const double sent_before = bytes_sent();
@@ -253,7 +260,8 @@ int main() {
 #endif
     result["limits"] = {{"S", limits.sectors}, {"W", limits.wavefronts}, {"T", limits.traffic},
                         {"requests", limits.requests}, {"products", limits.products},
-                        {"shared", limits.shared_bytes}, {"sent", limits.sent}, {"B", limits.barriers},
+                        {"shared", limits.shared_bytes}, {"sent", limits.sent}, {"time", limits.microseconds},
+                        {"B", limits.barriers},
                         {"D", limits.same_bits}};
     judge();
     result["finished"] = true;

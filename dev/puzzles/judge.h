@@ -21,6 +21,7 @@ struct Limits {
     double requests = 0;         // memory instructions of warps, over Case::minimum_requests
     double products = 0;         // FLOPs of tensor cores, over Case::minimum_flops
     int shared_bytes = 0;        // of shared memory per block
+    double microseconds = 0;     // estimated time on an H100: for puzzles that must use the whole GPU
     double sent = 0;             // bytes that a rank sends to others, over Case::minimum_sent
     bool barriers = false;       // B: no unnecessary barrier
     bool same_bits = false;      // D: equal bits in any order of the threads, and on all ranks
@@ -107,15 +108,17 @@ private:
     std::vector<std::unique_ptr<Storage>> arrays_;
 };
 
-std::string size_text(const int* sizes, size_t count);   // "37 x 1000"
+std::string size_text(const char* names, const int* sizes, size_t count);   // "N = 37, C = 1000"
 extern bool is_counted;                                  // the last size runs
 extern int own_rank;
 
-// Calls f(case, sizes...) for each tuple of sizes. The counts of the last one are judged.
-template <size_t K, class F> void for_sizes(std::initializer_list<std::array<int, K>> all, F f) {
+// Calls f(case, sizes...) for each tuple of sizes, whose names are separated by spaces. The counts of the last one are
+// judged.
+template <size_t K, class F>
+void for_sizes(const char* names, std::initializer_list<std::array<int, K>> all, F f) {
     for (const std::array<int, K>& sizes : all) {
         is_counted = &sizes == all.end() - 1;
-        Case c(size_text(sizes.data(), K));
+        Case c(size_text(names, sizes.data(), K));
         std::apply([&](auto... size) { f(c, size...); }, sizes);
     }
 }

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """Judges a puzzle by what a GPU would do: values, races, bounds, memory accesses, barriers. `make puzzle` calls it.
 
-    judge.py [NUMBER] [--watch] [--hint] [--solution] [--list]
+    judge.py [NUMBER] [--watch] [--hint] [--solution] [--next] [--list]
 """
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -29,7 +28,7 @@ BUILD = ROOT / "build/puzzles"
 PROGRESS = BUILD / "progress.json"
 BEGIN, END = "// ---- your code", "// ---- end"
 SEEDS = (1, 2, 3)           # orders of the threads, besides the natural one
-SECONDS = 20                # a run that needs more of a core's time is an endless loop
+SECONDS = 10                # a run that needs more of a core's time is an endless loop
 LINES, WIDTH = 12, 110      # of a verdict
 
 
@@ -62,8 +61,6 @@ class Puzzle:
         first, rest = rest.split("\n", 1)
         return f"{before}{BEGIN}{first}\n{code}{rest[rest.rindex(END) - indent_before(rest):]}"
 
-    def digest(self):
-        return hashlib.sha256(self.source().encode()).hexdigest()
 
 
 def indent_before(text):
@@ -81,7 +78,7 @@ def read_progress():
 
 
 def is_solved(puzzle, progress):
-    return progress.get(puzzle.name, {}).get("digest") == puzzle.digest()
+    return puzzle.name in progress
 
 
 # ---- building and running
@@ -178,7 +175,8 @@ class Judge:
         ends = read(result).get("ends")
         if not ends:
             return Run([Rank("", read(result), read_recording(recording, code), code)], output)
-        return Run([Rank(f"Rank {number}: ", read(f"{result}.{number}"), read_recording(f"{recording}.{number}", end), end)
+        return Run([Rank(f"Rank {number}: ", read(f"{result}.{number}"),
+                         read_recording(f"{recording}.{number}", end), end)
                     for number, end in enumerate(ends)], output)
 
     # ---- problems, in the order in which they are reported
@@ -226,12 +224,14 @@ class Judge:
             return None
         kind, rank, kernel, hazard = found[0]
         access = hazard["accesses"][0]
-        who = f"{rank.name}Thread {access['thread']} of block {access['block']}"
+        size = kernel.range if kernel.range != "counted" else rank.result["cases"][-1]["size"]
+        who = f"{rank.name}Size {size}: thread {access['thread']} of block {access['block']}"
         line = self.line_of(access["file"], access["line"])
         array = array_of(hazard, kernel, rank) + ("" if line else f" at {access['file']}:{access['line']}")
         if kind == "out_of_bounds":
-            what = hazard["why"] or f"{access['access']}s {array}, outside of the array"
-            return Problem("bounds", line, f"{who}{': ' * bool(hazard['why']) or ' '}{what}.")
+            if hazard["why"]:
+                return Problem("bounds", line, f"{who} uses {hazard['why']}.")
+            return Problem("bounds", line, f"{who} {access['access']}s {array}, which is out of bounds.")
         if kind == "uninitialised":
             return Problem("uninitialised", line, f"{who} loads {array}, which no thread has stored.")
         other = hazard["accesses"][1]
@@ -255,12 +255,13 @@ class Judge:
         if rank.code is None:
             return Problem("endless", 0, f"The kernel was still running after {SECONDS} s of CPU time.")
         if rank.code < 0:
-            return Problem("crash", 0, f"{rank.name}The program crashed: it used an invalid address, far from any array.")
+            return Problem("crash", 0, f"{rank.name}The program crashed: it used an address far from any array.")
         text = [line for line in run.output.splitlines() if line.strip()]
-        start = next((i for i, line in enumerate(text) if "deadlock" in line), 0)
+        start = next((i + 1 for i, line in enumerate(text) if "deadlock" in line), 0)
         place = re.search(re.escape(self.puzzle.path.name) + r":(\d+)", run.output)
         return Problem("deadlock" if "deadlock" in run.output else "stopped", int(place[1]) if place else 0,
-                       "The kernel did not end. " + "; ".join(line.strip() for line in text[start:start + 4]))
+                       "A block cannot continue: " * (start > 0) +
+                       "; ".join(line.strip() for line in text[start:start + 4]))
 
     def wrong_values(self, run, order=""):
         for rank, case in run.cases():
@@ -274,6 +275,9 @@ class Judge:
                 difference = f"{name}[{array['index']}] is {array['found']}, expected {array['expected']}"
                 if array["is_input"]:
                     return Problem("input", 0, f"{size}the kernel changed its input: {difference}.")
+                if array["unwritten"] and array["is_updated"]:
+                    return Problem("unwritten", 0, f"{size}{array['unwritten']} of {n} elements of {name} still have "
+                                   f"their first value. {difference}.")
                 if array["unwritten"] == n:
                     return Problem("unwritten", 0, f"{size}nothing was written to {name}.")
                 if array["unwritten"]:
@@ -310,6 +314,7 @@ class Judge:
                  "requests": requests / (case["minimum_requests"] or 1),
                  "products": sum(k.launches * k.raw["tensor_flops"] for k in kernels) / (case["minimum_flops"] or 1),
                  "shared": max((kernel.shared for kernel in kernels), default=0),
+                 "time": sum(kernel.launches * kernel.us for kernel in kernels),
                  "sent": max(case["sent"] / (case["minimum_sent"] or 1) for _, case in self.recorded.cases())}
         return {name: (found[name], self.limits[name]) for name in found if self.limits[name]}
 
@@ -323,9 +328,11 @@ class Judge:
                  "T": "{0} times the necessary bytes of global memory. This line accesses most: {5} bytes.",
                  "requests": "{0} times the necessary memory instructions. This line has most: {6}.",
                  "products": "{0} times the necessary products.", "shared": "{7} bytes of shared memory per block.",
-                 "sent": "A rank sends {0} times the necessary bytes."}
+                 "sent": "A rank sends {0} times the necessary bytes.",
+                 "time": "An estimated {8} µs on an H100: most of its multiprocessors have nothing to do."}
         if not lines or not rank:
-            return Problem(name, 0, texts[name].format(times(found), *[""] * 6, int(found)) + f" Limit: {limit:g}.")
+            shown = texts[name].format(times(found), *[""] * 6, int(found), number(found))
+            return Problem(name, 0, f"{shown} Limit: {limit:g}.")
         line = max(lines, key=lambda entry: entry[0].launches * rank(entry[1].sums))[1]
         sums = line.sums
         shown = texts[name].format(times(found), sums.sectors, sums.least_sectors, sums.wavefronts,
@@ -337,7 +344,8 @@ class Judge:
         def is_needed(entry):
             at, (_, _, addresses, _) = entry
             run = self.run(f"without-{at}", INSPECT_REMOVE=" ".join(f"{address:x}" for address in addresses))
-            return not run.ranks[0].raw or bool(fault_of(run.ranks[0].raw)) or bool(self.wrong_end(run) or self.wrong_values(run))
+            raw = run.ranks[0].raw
+            return not raw or bool(fault_of(raw)) or bool(self.wrong_end(run) or self.wrong_values(run))
         barriers = barriers_of(self.results[0])
         with ThreadPoolExecutor(2) as pool:
             needed = list(pool.map(is_needed, enumerate(barriers)))
@@ -378,19 +386,19 @@ class Judge:
 def array_of(hazard, kernel, rank):
     """Returns the name of the accessed element."""
     if hazard["memory"] == "shared":
-        return f"{hazard['array'] or 'shared memory'} (byte {hazard['address']})"
+        return f"byte {hazard['address']} of {hazard['array'] or 'shared memory'}"
     cases = rank.result.get("cases", [])
     case = next((case for case in cases if case["size"] == kernel.range), cases[-1] if cases else {"names": []})
     for name, n, width, place in case["names"]:
         if place == hazard["allocation"]:
-            return f"{name}[{hazard['address'] // width}] (n = {n})"
+            return f"{name}[{hazard['address'] // width}] ({name} has {plural(n, 'element')})"
     return f"global memory (byte {hazard['address']})"
 
 
 # ---- verdicts
 
 NAMES = {"S": "sectors", "W": "wavefronts", "T": "bytes", "requests": "instructions", "products": "products",
-         "shared": "shared bytes", "sent": "bytes sent"}
+         "time": "estimated µs", "shared": "shared bytes", "sent": "bytes sent"}
 
 
 def figure_text(name, found, limit):
@@ -409,7 +417,7 @@ def wrap(text, indent="  "):
 
 
 def failed_lines(puzzle, problem, source):
-    place = f"{os.path.relpath(puzzle.path, ROOT)}:{problem.line}" if problem.line else os.path.relpath(puzzle.path, ROOT)
+    place = os.path.relpath(puzzle.path, ROOT) + (f":{problem.line}" if problem.line else "")
     lines = [f"puzzle {puzzle.number}, {puzzle.title}: not solved: {problem.kind}", f"  {place}"]
     if problem.line:
         lines.append(f"    {source.splitlines()[problem.line - 1].strip()}")
@@ -425,9 +433,8 @@ def compare_lines(puzzle):
         name = heading.split()[1]
         for path in [ROOT / "train_gpt.cu", *sorted((ROOT / "gpt").glob("*.cuh"))]:
             for at, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                if re.search(rf"\b{re.escape(name)}\b", line) and not line.lstrip().startswith("//"):
+                if re.match(rf"(?!//|#)(\S.*\b)?{re.escape(name)}\(", line):     # the definition
                     return [f"  {os.path.relpath(path, ROOT)}:{at} {name}", *wrap(text, "    ")]
-        raise Mistake(f"{puzzle.name}: the trainer has no {name}")
     return []
 
 
@@ -437,8 +444,8 @@ def solved_lines(puzzle, judge, figures):
     judged = "".join(f", {figure_text(name, *pair)}" for name, pair in figures.items())
     also = ", every barrier needed" * judge.limits["B"] + ", equal bits in every order" * judge.limits["D"]
     return [f"puzzle {puzzle.number}, {puzzle.title}: SOLVED",
-            *wrap(f"{plural(len(judge.recorded.ranks[0].result['cases']), 'size')} in {1 + len(SEEDS)} orders of the threads: error {error:.2f} of the "
-                  f"limit, no race{judged}{also}"),
+            *wrap(f"{plural(len(judge.recorded.ranks[0].result['cases']), 'size')} in {1 + len(SEEDS)} orders of the "
+                  f"threads: error {error:.2f} of the limit, no race{judged}{also}"),
             f"  {judge.estimate()}", *judge.on_gpu(), *compare_lines(puzzle)]
 
 
@@ -448,13 +455,12 @@ def verdict(puzzle):
     judge = Judge(puzzle)
     problem, figures = judge.judge()
     progress = read_progress()
-    progress.pop(puzzle.name, None)
     if problem:
         lines = failed_lines(puzzle, problem, source)
         (puzzle.folder / "problem").write_text(problem.kind)
     else:
         lines = solved_lines(puzzle, judge, figures)
-        progress[puzzle.name] = {"digest": puzzle.digest(), "figures": figures, "estimate": judge.estimate()}
+        progress[puzzle.name] = {"figures": figures, "estimate": judge.estimate()}
         (puzzle.folder / "problem").unlink(missing_ok=True)
     PROGRESS.write_text(json.dumps(progress, indent=1))
     print("\n".join(line[:WIDTH] for line in lines[:LINES]), flush=True)
@@ -505,15 +511,18 @@ def main():
     parser.add_argument("--watch", action="store_true", help="judge again whenever the file is saved")
     parser.add_argument("--hint", action="store_true", help="print a hint for the problem of the last verdict")
     parser.add_argument("--solution", action="store_true", help="print the code of the solution, of a solved puzzle")
+    parser.add_argument("--next", action="store_true", help="print the number of the first puzzle that is not solved")
     parser.add_argument("--list", action="store_true", help="print the progress")
     options = parser.parse_args()
     puzzles = all_puzzles()
     try:
         if options.list:
             return print_list(puzzles)
-        progress = read_progress()
         if options.number is None:
+            progress = read_progress()
             puzzle = next((each for each in puzzles if not is_solved(each, progress)), None)
+            if options.next:
+                return print(puzzle.number if puzzle else "")
             if not puzzle:
                 print("All puzzles are solved.")
                 return 0
@@ -535,4 +544,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # no traceback in judge.py --list | head
     sys.exit(main())

@@ -16,4 +16,4 @@ constexpr int WARP_SIZE = 32;
 constexpr unsigned FULL_WARP = 0xffffffff;   // the mask of all lanes
 using bf16 = __nv_bfloat16;
 
-inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }

@@ -14,7 +14,8 @@ struct Ranks {
 };
 
 // Calls f(case, ranks, sizes...) in each of `size` processes, for each tuple of sizes.
-template <size_t K, class F> void for_ranks(int size, std::initializer_list<std::array<int, K>> all, F f) {
+template <size_t K, class F>
+void for_ranks(int size, const char* names, std::initializer_list<std::array<int, K>> all, F f) {
     ncclUniqueId id;
     ncclGetUniqueId(&id);
     Ranks ranks{fork_ranks(size), size, nullptr};
@@ -23,7 +24,7 @@ template <size_t K, class F> void for_ranks(int size, std::initializer_list<std:
     if (devices < size) end_without_gpus(size, devices);
     cudaSetDevice(ranks.rank);
     ncclCommInitRank(&ranks.comm, size, id, ranks.rank);
-    for_sizes<K>(all, [&](Case& c, auto... sizes) {
+    for_sizes<K>(names, all, [&](Case& c, auto... sizes) {
 #ifdef CUDA_ON_CPU
         c.bytes_sent = [&] { return ranks.comm->bytes_sent; };
 #endif

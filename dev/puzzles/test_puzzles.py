@@ -8,15 +8,15 @@ import re
 import sys
 import time
 
-from judge import BUILD, Judge, all_puzzles
+from judge import BUILD, Judge, all_puzzles, compare_lines
 sys.path.append(str(BUILD.parents[1] / "dev/tests"))
 from testing import expect, expect_equal, finish
 
 
 def changed(code, edits):
     """Applies the edits of a wrong solution: runs of lines "-old" and then "+new", with a blank line between a run
-    without new lines and the next one. Returns the new code and the text of the line that the verdict must name: "@text",
-    else the first new line."""
+    without new lines and the next one. Returns the new code and the text of the line that the verdict must name:
+    "@text", else the first new line."""
     named = re.search(r"^@(.*)", edits, re.MULTILINE)
     for old, new in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)*)", edits, re.MULTILINE):
         old, new = (re.sub(r"^.", "", text, flags=re.MULTILINE) for text in (old, new))
@@ -28,7 +28,7 @@ def changed(code, edits):
 
 
 def judged(puzzle, folder, code):
-    """Returns the Problem of the puzzle with this code (None: accepted), the text of the line that it names, figures."""
+    """Returns the Problem of the puzzle with this code (None: accepted), the text of its line, figures, seconds."""
     text = puzzle.with_code(code)
     begin = time.monotonic()
     problem, figures = Judge(puzzle, BUILD / "test" / puzzle.name / folder, text).judge()
@@ -47,6 +47,7 @@ def test(puzzle):
     expect(not problem, f"{puzzle.name}: the solution is accepted", problem)
     print(f"        {seconds:.1f} s; " + ", ".join(f"{name} {found:.2f} (limit {limit:g})"
                                                    for name, (found, limit) in figures.items()))
+    expect(compare_lines(puzzle), f"{puzzle.name}: the trainer has the function to compare with")
     wrong = {heading: edits for heading, edits in notes.items() if heading.startswith("wrong ")}
     expect(len(wrong) >= 3, f"{puzzle.name}: has three wrong solutions")
     for at, (heading, edits) in enumerate(wrong.items()):

@@ -5,7 +5,7 @@ void map(float* out, const float* inp, float a, int n);
 const Limits limits{.sectors = 1.05};
 
 void judge() {
-    for_sizes<1>({{1}, {31}, {255}, {256}, {257}, {1000}, {40001}}, [](Case& c, int n) {
+    for_sizes<1>("n", {{1}, {31}, {255}, {256}, {257}, {1000}, {40001}}, [](Case& c, int n) {
         const float a = 2.5f;
         auto inp = c.input<float>("inp", n);
         auto out = c.output<float>("out", n);

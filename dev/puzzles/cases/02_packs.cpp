@@ -5,7 +5,7 @@ void packs(float* out, const float* inp, float a, int n);
 const Limits limits{.sectors = 1.05, .requests = 1.05};
 
 void judge() {
-    for_sizes<1>({{1}, {3}, {4}, {6}, {1023}, {1024}, {1025}, {5002}, {65535}}, [](Case& c, int n) {
+    for_sizes<1>("n", {{1}, {3}, {4}, {6}, {1023}, {1024}, {1025}, {5002}, {65535}}, [](Case& c, int n) {
         const float a = 2.5f;
         auto inp = c.input<float>("inp", n);
         auto out = c.output<float>("out", n);

@@ -5,7 +5,7 @@ void gelu_backward(bf16* dinp, const bf16* inp, int n);
 const Limits limits{.traffic = 1.05};
 
 void judge() {
-    for_sizes<1>({{1}, {31}, {255}, {257}, {1000}, {30001}}, [](Case& c, int n) {
+    for_sizes<1>("n", {{1}, {31}, {255}, {257}, {1000}, {30001}}, [](Case& c, int n) {
         auto dinp = c.updated<bf16>("dinp", n);
         auto inp = c.input<bf16>("inp", n, -12, 12);
         for (int i = 0; i < n; i++) {

@@ -6,7 +6,7 @@ void residual_layernorm(float* out, float* residual, float* mean, float* rstd, c
 const Limits limits{.sectors = 1.05, .traffic = 1.05};
 
 void judge() {
-    for_sizes<2>({{1, 1}, {3, 31}, {9, 33}, {2, 1024}, {37, 100}, {32, 768}}, [](Case& c, int N, int C) {
+    for_sizes<2>("N C", {{1, 1}, {3, 31}, {9, 33}, {2, 1024}, {37, 100}, {32, 768}}, [](Case& c, int N, int C) {
         const size_t n = size_t(N) * C;
         auto inp1 = c.input<float>("inp1", n), inp2 = c.input<float>("inp2", n, 200, 202);
         auto w = c.input<float>("w", C), b = c.input<float>("b", C);

@@ -5,7 +5,7 @@ void cross_entropy(float* losses, float* logits, const int* targets, float dloss
 const Limits limits{.traffic = 1.05};
 
 void judge() {
-    for_sizes<2>({{1, 1}, {5, 33}, {3, 256}, {2, 255}, {9, 1000}, {12, 4096}}, [](Case& c, int N, int V) {
+    for_sizes<2>("N V", {{1, 1}, {5, 33}, {3, 256}, {2, 255}, {9, 1000}, {12, 4096}}, [](Case& c, int N, int V) {
         const double low = V % 2 ? -130 : 110, dloss = 0.125;
         auto logits = c.updated<float>("logits", size_t(N) * V, low, low + 20);
         auto losses = c.output<float>("losses", N);

@@ -6,7 +6,7 @@ constexpr int TILE = 32;
 const Limits limits{.sectors = 1.05, .wavefronts = 1.05, .traffic = 1.05, .barriers = true};
 
 void judge() {
-    for_sizes<3>({{1, 1, 1}, {31, 33, 65}, {40, 7, 100}, {65, 31, 3}, {40, 72, 64}},
+    for_sizes<3>("M N K", {{1, 1, 1}, {31, 33, 65}, {40, 7, 100}, {65, 31, 3}, {40, 72, 64}},
                  [](Case& c, int M, int N, int K) {
         auto A = c.input<float>("A", size_t(M) * K);
         auto B = c.input<float>("B", size_t(K) * N);

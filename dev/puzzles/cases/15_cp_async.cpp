@@ -5,7 +5,7 @@ void sum_exp(float* out, const float* queries, const float* keys, int N, int T);
 const Limits limits{.barriers = true};
 
 void judge() {
-    for_sizes<2>({{1, 1}, {128, 128}, {5, 127}, {129, 300}, {200, 385}, {256, 640}}, [](Case& c, int N, int T) {
+    for_sizes<2>("N T", {{1, 1}, {128, 128}, {5, 127}, {129, 300}, {200, 385}, {256, 640}}, [](Case& c, int N, int T) {
         auto queries = c.input<float>("queries", size_t(N) * 4);
         auto keys = c.input<float>("keys", size_t(T) * 4);
         auto out = c.output<float>("out", N);

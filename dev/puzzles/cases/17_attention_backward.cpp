@@ -13,7 +13,7 @@ static double dot(const Array<bf16>& a, size_t i, const Array<bf16>& b, size_t j
 }
 
 void judge() {
-    for_sizes<2>({{1, 1}, {2, 31}, {1, 33}, {2, 104}}, [](Case& c, int heads, int T) {
+    for_sizes<2>("heads T", {{1, 1}, {2, 31}, {1, 33}, {2, 104}}, [](Case& c, int heads, int T) {
         const size_t rows = size_t(heads) * T, n = rows * HS, tiles = ceil_div(T, TILE);
         const double scale = 1 / std::sqrt(HS), limit = 2048;   // of products of bf16
         auto dk = c.output<float>("dk", n, limit), dv = c.output<float>("dv", n, limit);

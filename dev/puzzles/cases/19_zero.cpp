@@ -5,7 +5,7 @@ void step(float* w, float* m, float* v, float* g, float* norm, int n, int rank, 
 const Limits limits{.sent = 1.001};
 
 void judge() {
-    for_ranks<1>(4, {{4}, {4 * 33}, {4 * 1000}}, [](Case& c, Ranks ranks, int n) {
+    for_ranks<1>(4, "n", {{4}, {4 * 33}, {4 * 1000}}, [](Case& c, Ranks ranks, int n) {
         const int R = ranks.size, shard = n / R;
         auto w = c.updated<float>("w", n);
         auto m = c.updated<float>("m", shard);

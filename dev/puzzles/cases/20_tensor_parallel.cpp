@@ -8,7 +8,7 @@ void backward(float* dx, float* dW1, float* dW2, float* dp, const float* dy, con
 const Limits limits{.sent = 1.001};
 
 void judge() {
-    for_ranks<2>(4, {{1, 4}, {3, 7}, {17, 20}, {16, 32}}, [](Case& c, Ranks ranks, int N, int C) {
+    for_ranks<2>(4, "N C", {{1, 4}, {3, 7}, {17, 20}, {16, 32}}, [](Case& c, Ranks ranks, int N, int C) {
         const int H = 4 * C / ranks.size;
         auto x = c.input<float>("x", N * C), dy = c.input<float>("dy", N * C);
         x.storage.initial = x.of_rank(0);
