@@ -8,8 +8,8 @@
 // launch. Block (x, head, 0) computes dq of tile x of 32 queries, block (x, head, 1) dk and dv of tile x of keys. Both
 // compute P and dS, tile by tile. tile_products.h has tiles and their products.
 //
-// Judged: D; T, a block loads its own rows once, and once the rows of the other side that it needs; products of tiles:
-// 7 for each pair of tiles that is not masked entirely.
+// Judged: D; T, a block loads its own rows once, and once the rows of the other side that it needs, each with its lse and
+// D; products of tiles: 7 for each pair of tiles that is not masked entirely.
 #include "tile_products.h"
 
 constexpr int HS = TILE;
@@ -20,7 +20,7 @@ __global__ void backward_kernel(float* dq, float* dk, float* dv, const bf16* q, 
     const size_t row0 = static_cast<size_t>(blockIdx.y) * T, head = row0 * HS;   // of this head
     const int own = blockIdx.x, tiles = gridDim.x;
     const bool owns_queries = blockIdx.z == 0;
-    // ---- your code: about 40 lines
+    // ---- your code: about 50 lines
     // ---- end
 }
 

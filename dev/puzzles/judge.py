@@ -235,9 +235,12 @@ class Judge:
         if kind == "uninitialised":
             return Problem("uninitialised", line, f"{who} loads {array}, which no thread has stored.")
         other = hazard["accesses"][1]
+        why = hazard["why"]
+        if "cp.async" in (access["by"], other["by"]):
+            why = "the copy runs at any time until cp_async_wait, and other threads see it only after a barrier"
         by = ["" if each["by"] == "thread" else f" by {each['by']}" for each in (access, other)]
         return Problem("race", line, f"{who} {access['access']}s {array}{by[0]}, and thread {other['thread']} of block "
-                       f"{other['block']} {other['access']}s it{by[1]} at line {other['line']}: {hazard['why']}.")
+                       f"{other['block']} {other['access']}s it{by[1]} at line {other['line']}: {why}.")
 
     def wrong_end(self, run):
         """Returns a Problem if the program did not run to its end."""
@@ -481,6 +484,8 @@ def watch(puzzle):
 def hint(puzzle):
     """Prints the hint for the problem of the last verdict."""
     path = puzzle.folder / "problem"
+    if is_solved(puzzle, read_progress()) and not path.exists():
+        raise Mistake(f"puzzle {puzzle.number}: the last verdict has no problem")
     kind = path.read_text() if path.exists() else "unwritten"
     notes = puzzle.notes()
     general = (HERE / "hints.txt").read_text(encoding="utf-8")
