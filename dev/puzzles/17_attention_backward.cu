@@ -8,7 +8,7 @@
 // launch. Block (x, head, 0) computes dq of tile x of 32 queries, block (x, head, 1) dk and dv of tile x of keys. Both
 // compute P and dS, tile by tile. tile_products.h has tiles and their products.
 //
-// Judged: D; T, a block loads its own rows once, and once the rows of the other side that it needs, each with its lse and
+// Judged: D; T, a block loads its own rows once, and once the rows of the other side that it needs, each with lse and
 // D; products of tiles: 7 for each pair of tiles that is not masked entirely.
 #include "tile_products.h"
 
