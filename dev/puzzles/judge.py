@@ -110,6 +110,10 @@ class Run:
         return ((rank, case) for rank in self.ranks for case in rank.result["cases"])
 
 
+def place_of(hazard):
+    return hazard["accesses"][0]["file"], hazard["accesses"][0]["line"]
+
+
 def read(path):
     """Returns the object in a JSON file; {} if the file does not exist."""
     return json.loads(Path(path).read_text()) if os.path.exists(path) else {}
@@ -222,7 +226,9 @@ class Judge:
                  for hazard in getattr(kernel, kind)]
         if not found:
             return None
-        kind, rank, kernel, hazard = found[0]
+        # the first one, if possible one that is attributed to a line of the puzzle
+        kind, rank, kernel, hazard = next(
+            (each for each in found if each[0] == found[0][0] and self.line_of(*place_of(each[3]))), found[0])
         access = hazard["accesses"][0]
         size = kernel.range if kernel.range != "counted" else rank.result["cases"][-1]["size"]
         who = f"{rank.name}Size {size}: thread {access['thread']} of block {access['block']}"
@@ -235,12 +241,14 @@ class Judge:
         if kind == "uninitialised":
             return Problem("uninitialised", line, f"{who} loads {array}, which no thread has stored.")
         other = hazard["accesses"][1]
-        why = hazard["why"]
+        why, where = hazard["why"], f"{other['file']}:{other['line']}"
+        if self.line_of(other["file"], other["line"]):
+            where = f"line {other['line']}"
         if "cp.async" in (access["by"], other["by"]):
             why = "the copy runs at any time until cp_async_wait, and other threads see it only after a barrier"
         by = ["" if each["by"] == "thread" else f" by {each['by']}" for each in (access, other)]
         return Problem("race", line, f"{who} {access['access']}s {array}{by[0]}, and thread {other['thread']} of block "
-                       f"{other['block']} {other['access']}s it{by[1]} at line {other['line']}: {why}.")
+                       f"{other['block']} {other['access']}s it{by[1]} at {where}: {why}.")
 
     def wrong_end(self, run):
         """Returns a Problem if the program did not run to its end."""
