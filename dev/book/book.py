@@ -60,7 +60,8 @@ class Numbers:
                                   timeout=60).stdout
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", "") or error
-            sys.exit(f"book: {self.program} {shlex.join(arguments)}: {said}".rstrip())
+            print(f"book: {self.program} {shlex.join(arguments)}: {said}".rstrip(), file=sys.stderr)
+            sys.exit(2)
 
     def plan(self, flags):
         if flags not in self.plans:

@@ -52,7 +52,8 @@ class Section:
                 above.setdefault(self.head_of(line - 1), []).append(f"<div id=n-{self.library.id(self.file, line)}>"
                                                                     f"{note}</div>")
         banner = BANNER.match(lines[self.first])
-        heading = f"<h2 id={self.id}>{escaped(self.title)}<small>{escaped(self.file)}</small></h2>"
+        place = f"<small>{escaped(self.file)}</small>" if self.title != self.file else ""
+        heading = f"<h2 id={self.id}>{escaped(self.title)}{place}</h2>"
         while row < self.last:
             comment, code = row, row
             while code < self.last and lines[code].lstrip().startswith("//") and (code == row or code not in above):
@@ -258,7 +259,7 @@ class Library:
         """Returns a source's lines as HTML."""
         lines, before = [""], ""
         for kind, value in CudaLexer(ensurenl=False, stripnl=False).get_tokens(self.text[file]):
-            tag = next((tag for token, tag in TAGS.items() if kind in token), "")
+            tag = next((tag for token, tag in TAGS.items() if kind in token and kind not in Comment.Preproc), "")
             for i, part in enumerate(value.split("\n")):
                 if i:
                     lines.append("")
