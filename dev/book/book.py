@@ -171,9 +171,10 @@ class Book:
     def code(self, argument, notes, where):
         file, _, names = argument.partition(": ")
         name = self.library.name(file)
-        chosen = [section for section in self.library.sections(name, names) if section.key not in self.placed]
-        if not chosen:
-            self.problems.append(f"{where}: no such file or section, or it is placed already")
+        chosen, missing = self.library.sections(name, names)
+        chosen = [section for section in chosen if section.key not in self.placed]
+        if missing or not chosen:
+            self.problems.append(f"{where}: no such file or section: {', '.join(missing) or file}, or it is placed already")
         self.placed.update(section.key for section in chosen)
         self.contents[-1][2].extend((section.id, section.title) for section in chosen)
         here = notes.get(name, {})

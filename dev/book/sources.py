@@ -128,16 +128,13 @@ class Library:
                 for i, (title, first, last) in enumerate(zip(titles, starts, [*starts[1:], len(lines)]))]
 
     def sections(self, file, names):
-        """Returns the sections of a file whose titles are in a list with commas, in its order, or all; [] if one does
-        not exist."""
-        parts, chosen = {section.title: section for section in self.parts.get(file, [])}, []
+        """Returns the sections of a file whose titles are in a list with commas, or all, and the titles that it lacks."""
+        parts, chosen, missing = {section.title: section for section in self.parts.get(file, [])}, [], []
         while names:
             title = next((title for title in parts if f"{names}, ".startswith(f"{title}, ")), None)
-            if title is None:
-                return []
-            chosen.append(title)
-            names = names[len(title) + 2:]
-        return [parts[title] for title in chosen or parts]
+            (missing if title is None else chosen).append(title or names.partition(", ")[0])
+            names = names[len(title or names.partition(", ")[0]) + 2:]
+        return [parts[title] for title in (chosen or missing or parts) if title in parts], missing
 
     def all_sections(self):
         return [section for parts in self.parts.values() for section in parts]
