@@ -7,26 +7,21 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import textwrap
-import traceback
 
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "..", "tests"))
-from testing import expect, expect_equal, finish
+from testing import expect, expect_equal, run_tests, write
 
 
 class World:
     """A folder with a program's files. Commands run in it, as a user's would."""
 
-    def __init__(self, scratch, name, files):
-        self.folder = os.path.join(scratch, name)
+    def __init__(self, folder, files):
+        self.folder = folder
         for path, text in files.items():
-            place = os.path.join(self.folder, path)
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            with open(place, "w") as file:
-                file.write(textwrap.dedent(text))
+            write(f"{folder}/{path}", textwrap.dedent(text))
 
     def run(self, *command):
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True,
@@ -133,8 +128,8 @@ template <class T> __global__ void forward_declared(T* x, const T* y, int z) { *
 """
 
 
-def test_launches(scratch):
-    world = World(scratch, "launches", {"mine.cu": LAUNCHES})
+def test_launches():
+    world = World("launches", {"mine.cu": LAUNCHES})
     got = world.build_and_run("mine.cu")
     line = next(n for n, text in enumerate(LAUNCHES.split("\n"), 1) if "__LINE__" in text)
     for name, expected, what in [
@@ -205,8 +200,8 @@ int main()
 """
 
 
-def test_shared(scratch):
-    got = World(scratch, "shared", {"mine.cu": SHARED}).build_and_run("mine.cu")
+def test_shared():
+    got = World("shared", {"mine.cu": SHARED}).build_and_run("mine.cu")
     for i, (expected, what) in enumerate([
             (1, "an array of aligned bytes"), (5, "the same memory through a struct's array of ints"),
             (5, "a volatile array"), (0, "alignment"), (8, "a declaration on two lines"),
@@ -246,15 +241,15 @@ FILES = {
     "include/host.h": "inline int host() { return 1; }\n"}
 
 
-def test_files(scratch):
-    world = World(scratch, "files", FILES)
+def test_files():
+    world = World("files", FILES)
     got = world.build_and_run("main.cu", "src/other.cu", "-I", "include")
     expect(got.get("header") == "8", "a kernel in a nested include file that is included twice can be launched")
     expect(got.get("other") == "11 up/kernels.cuh", "a second .cu file is translated; included files keep their names",
            str(got))
     where = world.run("sh", "-c", "nm -C -l program | grep 'void twice<float>'").stdout
     expect("up/kernels.cuh:3" in where, "the debug information has a kernel's file and line", where)
-    World(scratch, "files", {"wrong.cu": "__global__ void k() {}\nint main() {\n  k<<<1,\n   1>>>();\n  wrong;\n}\n"})
+    World("files", {"wrong.cu": "__global__ void k() {}\nint main() {\n  k<<<1,\n   1>>>();\n  wrong;\n}\n"})
     errors = world.compile(*world.rewrite("wrong.cu").stdout.split()).stderr
     expect("wrong.cu:5:3: error" in errors, "compiler errors name the user's file and line", errors[:200])
     missing = world.rewrite("nowhere.cu")
@@ -282,8 +277,8 @@ OTHERS = {"ptx.cu": """
     """, "launch.cu": "\nint main() { k<<<1, 2; }\n"}
 
 
-def test_others(scratch):
-    world = World(scratch, "others", OTHERS)
+def test_others():
+    world = World("others", OTHERS)
     expect(world.build_and_run("ptx.cu").get("ptx") == "3",
            "inline PTX in code that #if excludes, or in an unused macro, is accepted")
     errors = world.compile(*world.rewrite("ptx.cu").stdout.split(), warnings=["-DWITH_PTX"]).stderr
@@ -295,15 +290,5 @@ def test_others(scratch):
            "an incomplete launch is rejected with its file and line", result.stderr)
 
 
-def main():
-    with tempfile.TemporaryDirectory(prefix="gpt_test_rewrite_") as scratch:
-        for test in (test_launches, test_shared, test_files, test_others):
-            try:
-                test(scratch)
-            except Exception:   # fails only this function's tests
-                expect(False, f"{test.__name__}: ended by an exception", traceback.format_exc())
-    finish()
-
-
 if __name__ == "__main__":
-    main()
+    run_tests(globals())

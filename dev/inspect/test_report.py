@@ -10,7 +10,7 @@ sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path += [os.path.join(HERE, ".."), os.path.join(HERE, "..", "tests")]
 from cards import CARDS
-from testing import expect, expect_equal, finish
+from testing import expect, expect_equal, run_tests
 from estimate import (FP8_SHARE, GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, PIECE_SECONDS, SHARPNESS,
                       TENSOR_SHARE, TURNS_OVERLAP, Softmax, combined, launch_bounds, matmul_seconds, resident_blocks,
                       step_seconds)
@@ -340,6 +340,5 @@ def test_pictures():
     expect_equal(gallery.figure(site), "", "a site without a recorded request has no picture")
 
 
-for test in [test for name, test in list(globals().items()) if name.startswith("test_")]:
-    test()
-finish()
+if __name__ == "__main__":
+    run_tests(globals())

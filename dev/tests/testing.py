@@ -1,5 +1,4 @@
 """For tests in Python: expect() prints whether a fact holds; finish() prints the totals and exits."""
-import contextlib
 import os
 import sys
 import tempfile
@@ -30,22 +29,13 @@ def finish():
 def run_tests(names):
     """Calls each function in globals() `names` whose name begins with test_, in the order of their definitions, in a
     temporary current folder; then finishes."""
-    with scratch_folder():
-        for test in [value for name, value in names.items() if name.startswith("test_")]:
-            test()
-    finish()
-
-
-@contextlib.contextmanager
-def scratch_folder():
-    """Creates a temporary folder, which is the current one inside the `with` statement."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        try:
-            yield folder
-        finally:
-            os.chdir(before)
+        for test in [value for name, value in names.items() if name.startswith("test_")]:
+            test()
+        os.chdir(before)
+    finish()
 
 
 def wait_for(holds, seconds=120):
