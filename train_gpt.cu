@@ -467,9 +467,13 @@ public:
 
     Graphs() = default;
     Graphs(const Graphs&) = delete;
-    ~Graphs() {
+    ~Graphs() { clear(); }
+
+    // Frees all graphs, none of which may be running.
+    void clear() {
         for (const auto& [name, graph] : graphs_)
             if (graph) cudaGraphExecDestroy(graph);
+        graphs_.clear();
     }
 
     // work() launches on device.stream and does not synchronise.
@@ -3592,9 +3596,11 @@ struct TrainingRun {
     const TrainData& data;
     const Start& start;
     Model m;
-    long micro_steps = 1;            // micro-batches of a step, on each GPU
-    double tokens_per_step = 0;      // over all GPUs
+    long micro_steps = 0;            // micro-batches of the current step, on each GPU
+    double tokens_per_step = 0;      // of the current step, over all GPUs
     long step = start.step;          // steps done
+    long tokens = 0;                 // tokens of these steps
+    uint64_t next_window = start.window;
     long tried = start.step;         // the last step after which a checkpoint was attempted or is forbidden
     LossScale scale = start_loss_scale(o, start);   // after the last step
     TextFiles text_files;            // the tokenizer's files, copied to each checkpoint
@@ -3611,8 +3617,9 @@ struct TrainingRun {
 // Loads model and moments, and opens the log.
 void load_run(TrainingRun& run, const Setup& setup) {
     const Options& o = run.o;
-    run.micro_steps = accumulation_steps(o, setup);
-    run.tokens_per_step = static_cast<double>(run.micro_steps) * setup.N() * setup.data();
+    const bool counts_tokens = run.start.trainer.contains("tokens");   // older checkpoints do not
+    run.tokens = counts_tokens ? whole_number<long>(run.start.trainer, "tokens", run.start.dir + "/trainer.json")
+                               : static_cast<long>(run.start.window * setup.T);
     run.text_files = text_files(run.start.dir, setup.config, run.data.train.bytes_only());
     if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
     allocate(run.m, setup);
@@ -3627,6 +3634,21 @@ void load_run(TrainingRun& run, const Setup& setup) {
     if (!world.first()) return;
     run.log.open(o.out, run.step, run_record(o, setup));   // from here on the folder holds a run
     if (!o.out.empty()) remove_unfinished(o.out);
+}
+
+// Sets the batch of the next step.
+void begin_step(TrainingRun& run) {
+    const Setup& s = run.m.setup;
+    const long micro_steps = micro_batches_after(run.tokens, run.o, s);
+    if (micro_steps != run.micro_steps) run.m.graphs.clear();   // those of micro-steps hold the divisor of the loss
+    run.micro_steps = micro_steps;
+    run.tokens_per_step = static_cast<double>(micro_steps) * s.N() * s.data();
+}
+
+void end_step(TrainingRun& run) {
+    run.step++;
+    run.tokens += static_cast<long>(run.tokens_per_step);
+    run.next_window += static_cast<uint64_t>(run.micro_steps) * run.m.setup.B * run.m.setup.data();
 }
 
 // Returns loss, norm, scale and speed of the step that started at `began`. Blocks until the device is done.
@@ -3653,7 +3675,8 @@ StepResult step_result(TrainingRun& run, double began, double lr) {
 // Returns the log record of a step. `evaluates`: validation follows this step.
 json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
     json record = {{"step", run.step}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
-                   {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu}};
+                   {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu},
+                   {"batch", long(run.tokens_per_step)}, {"tokens", run.tokens}};
     const bool scales_loss = FLOATX == DType::FP16 || run.scale.interval > 0 || r.loss_scale != NO_SCALE;
     if (scales_loss) {
         record["loss_scale"] = r.loss_scale;
@@ -3695,9 +3718,7 @@ void save_checkpoint(TrainingRun& run) {
     if (run.o.out.empty()) return;
     run.tried = run.step;
     progress(WRITING);
-    const uint64_t windows = static_cast<uint64_t>(run.step - run.start.step) * run.micro_steps * run.m.setup.B *
-                             run.m.setup.data();
-    json trainer = {{"next_window", run.start.window + windows}, {"train_tokens", run.data.train.count()},
+    json trainer = {{"next_window", run.next_window}, {"tokens", run.tokens}, {"train_tokens", run.data.train.count()},
                     {"head_rows", run.m.setup.logits_rows()}, {"options", describe(run.o, TRAIN)}};
     if (run.m.fp8_history) trainer["fp8_history"] = fp8_history(run.m);
     if (run.scale.interval > 0 || run.scale.skipped > 0)
@@ -3727,7 +3748,7 @@ void rescue(TrainingRun& run) {
 }
 
 // Prints the totals and the commands that come next.
-void print_end(TrainingRun& run, double seconds) {
+void print_end(TrainingRun& run, double tokens, double seconds) {
     const Options& o = run.o;
     const long steps = run.step - run.start.step;
     const Memory memory = memory_now();
@@ -3739,7 +3760,7 @@ void print_end(TrainingRun& run, double seconds) {
     } else {
         const std::string sent = size_text(static_cast<size_t>(run.bytes_sent / std::max(1L, steps)));
         printf("done       %s steps in %s, %s tok/s; %s allocated as planned, %s %s%s\n", grouped(steps).c_str(),
-               clock_text(seconds).c_str(), short_number(steps * run.tokens_per_step / seconds).c_str(),
+               clock_text(seconds).c_str(), short_number(tokens / seconds).c_str(),
                size_text(run.m.allocated).c_str(), size_text(used).c_str(),
                device.is_cpu() ? "resident at most" : "in use on the device", world.alone() ? "" :
                format("; sent %s a step by each of %zu GPUs", sent.c_str(), world.size).c_str());
@@ -3754,7 +3775,7 @@ void print_end(TrainingRun& run, double seconds) {
 void train_loop(TrainingRun& run) {
     const Options& o = run.o;
     Model& m = run.m;
-    const double start = seconds_now();
+    const double start = seconds_now(), tokens_before = run.tokens;
     Loader loader(m, run.data.train, o.shuffle, o.seed, run.start.window);
     world.overlap = o.overlap;
     if (o.matmul_tuning == Tuning::ON)
@@ -3775,6 +3796,7 @@ void train_loop(TrainingRun& run) {
             if (counts_fp8) fp8_scales<Fp8Step::START_COUNTING>(m.a.fp8_scales(), scale_count(m));
 
             // Forward and backward: gradients add up over micro-batches.
+            begin_step(run);
             for (long micro = 1; micro <= run.micro_steps; micro++) {
                 micro_step(m, loader.current(), static_cast<size_t>(run.tokens_per_step),
                            micro < run.micro_steps ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
@@ -3787,7 +3809,7 @@ void train_loop(TrainingRun& run) {
 
             // Log.
             const StepResult result = step_result(run, began, settings.lr);
-            run.step = step;
+            end_step(run);
             run.bytes_sent += world.bytes_sent - sent_before;
             if (!result.is_finite) {
                 run.tried = step;   // no checkpoint of these weights
@@ -3819,7 +3841,7 @@ void train_loop(TrainingRun& run) {
         rescue(run);
         throw;
     }
-    print_end(run, seconds_now() - start);
+    print_end(run, run.tokens - tokens_before, seconds_now() - start);
 }
 
 void train(const Options& o) {

@@ -71,6 +71,17 @@ static Flag size(const char* name, int subcommands, double& to, const char* exam
     return {name, subcommands, "SIZE", "a size such as 80GB or 24GiB", example, text, parse, value};
 }
 
+static Flag ramp(const char* name, int subcommands, BatchRamp& to, const char* example, const char* text) {
+    auto parse = [&to](const std::string& s) {
+        const size_t colon = std::min(s.find(':'), s.size());
+        return parse_number(s.substr(0, colon), to.from) && parse_number(s.substr(colon).erase(0, 1), to.tokens) &&
+               to.from > 0 && to.from <= MAX_STEP_TOKENS && to.tokens > 0;
+    };
+    auto value = [&to] { return to.tokens ? json(format("%ld:%ld", to.from, to.tokens)) : json(); };
+    return {name, subcommands, "FROM:TOKENS", "two whole numbers of tokens, at least 1, such as 8192:1000000", example,
+            text, parse, value};
+}
+
 template <typename E>
 static Flag choice(const char* name, int subcommands, E& to, std::vector<std::string> names, const char* example,
                    const char* text) {
@@ -132,6 +143,9 @@ std::vector<Flag> flag_table(Options& o) {
         number("--total-batch", TRAIN | PLAN, "TOKENS", o.total_batch, {1, MAX_STEP_TOKENS}, "65536",
                "Tokens per optimizer step, over all GPUs (default: one micro-batch). Gradients accumulate over "
                "micro-batches, so it must be a multiple of micro-batch x sequence x GPUs."),
+        ramp("--batch-ramp", TRAIN, o.batch_ramp, "--total-batch 65536 --batch-ramp 8192:1000000",
+             "Start with batches of FROM tokens, which grow linearly to --total-batch over the first TOKENS tokens. "
+             "They grow by whole micro-batches, so FROM must be a multiple of micro-batch x sequence x GPUs."),
         number("--seq-len", ALL, "T", o.seq_len, {1}, "512", "Tokens per sequence (default: the model's context)"),
         choice("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "selective",
                "Activations that backward recomputes, to save memory. selective: LayerNorm outputs and GELU; full: "

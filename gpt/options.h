@@ -46,6 +46,9 @@ struct Config {
     int padded_vocab() const { return (vocab + 127) / 128 * 128; }
 };
 
+// The batch grows linearly from `from` tokens over the first `tokens` tokens of training. 0: no ramp.
+struct BatchRamp { long from = 0, tokens = 0; };
+
 struct Options {
     // model
     std::string model = "gpt2", from;
@@ -57,6 +60,7 @@ struct Options {
     // a step
     int micro_batch = 4, seq_len = 0;
     long total_batch = 0;
+    BatchRamp batch_ramp;
     Recompute recompute = Recompute::NONE;
     DType grad_dtype = DType::FP32;
     double loss_scaling = SCALE_BY_PRECISION;

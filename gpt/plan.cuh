@@ -100,14 +100,29 @@ Config config_of_folder(const Options& o, const std::string& dir) {
 // Returns 95 % of the memory; the rest is left to libraries, other programs and fragmentation.
 size_t without_margin(size_t memory) { return static_cast<size_t>(memory * 0.95); }
 
-// Returns the number of micro-batches that each GPU computes in a step.
-long accumulation_steps(const Options& o, const Setup& s) {
-    const long tokens = static_cast<long>(s.N()) * s.data(), below = o.total_batch / tokens * tokens;
-    if (o.total_batch == below) return std::max(1L, o.total_batch / tokens);
-    throw UserError("--total-batch %ld: must be a multiple of micro-batch x sequence x GPUs%s = %d x %d x %d%s = %ld "
-                    "tokens; nearest: %s%ld", o.total_batch, s.tensor > 1 ? " / tensor-parallel" : "", s.B, s.T, s.gpus,
+// Returns the number of micro-batches on each GPU that `batch`, the value of a flag in tokens, consists of.
+long micro_batches_of(const char* flag, long batch, const Setup& s) {
+    const long tokens = static_cast<long>(s.N()) * s.data(), below = batch / tokens * tokens;
+    if (batch == below) return std::max(1L, batch / tokens);
+    throw UserError("%s %ld: must be a multiple of micro-batch x sequence x GPUs%s = %d x %d x %d%s = %ld "
+                    "tokens; nearest: %s%ld", flag, batch, s.tensor > 1 ? " / tensor-parallel" : "", s.B, s.T, s.gpus,
                     s.tensor > 1 ? format(" / %d", s.tensor).c_str() : "", tokens,
                     below ? format("%ld, ", below).c_str() : "", below + tokens);
+}
+
+// Returns the number of micro-batches that each GPU computes in a step, after --batch-ramp.
+long accumulation_steps(const Options& o, const Setup& s) {
+    return micro_batches_of("--total-batch", o.total_batch, s);
+}
+
+// Returns accumulation_steps() of the step after `tokens` tokens of training: with --batch-ramp, linear in `tokens`.
+long micro_batches_after(long tokens, const Options& o, const Setup& s) {
+    const long last = accumulation_steps(o, s), first = micro_batches_of("--batch-ramp", o.batch_ramp.from, s);
+    if (tokens >= o.batch_ramp.tokens) return last;
+    if (first > last)
+        throw UserError("--batch-ramp %ld: expected at most the %ld tokens of --total-batch", o.batch_ramp.from,
+                        last * static_cast<long>(s.N()) * s.data());
+    return first + static_cast<long>(static_cast<__int128>(last - first) * tokens / o.batch_ramp.tokens);
 }
 
 // Returns the largest divisor of n that is at most `most`, or 0 if most is 0.
@@ -127,8 +142,8 @@ int least_micro_batch(const Setup& s) {
 // Returns the largest valid micro-batch up to `most` that divides each GPU's part of the total batch, or 0.
 int valid_micro_batch(const Options& o, const Setup& s, int most) {
     const int least = least_micro_batch(s);
-    const long sequences = o.total_batch / (long{s.T} * s.data());
-    return least * (o.total_batch ? largest_divisor(sequences / least, most / least) : most / least);
+    const long batch = std::gcd(o.total_batch, o.batch_ramp.from), sequences = batch / (long{s.T} * s.data());
+    return least * (batch ? largest_divisor(sequences / least, most / least) : most / least);
 }
 
 // Returns the largest valid micro-batch that fits with a margin, or the smallest one if none fits.
@@ -234,6 +249,7 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, const Memor
     s.on_gpu |= o.gpu_memory > 0;   // of plan
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(o, s, memory.available);
     require_consistent(s);
+    if (o.batch_ramp.tokens) micro_batches_after(0, o, s);   // rejects other values
     if (purpose == Purpose::TRAINING) s.head_rows = training_head_rows(s, memory.all);
     return s;
 }
@@ -328,7 +344,9 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
     const std::string matmul = s.matmul == MatmulIn::FLOATX ? "" : ", matmul " + matmul_text(s);
     const std::string tensor = s.tensor > 1 ? format(", tensor parallel %d", s.tensor) : "";
     const std::string zero = many ? format(", ZeRO %d", s.zero) + tensor : "";
-    printf("step       %s; %s steps%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(),
+    const std::string ramp = o.batch_ramp.tokens == 0 ? "" : format(", grows from %s in %s tokens",
+        grouped(o.batch_ramp.from).c_str(), grouped(o.batch_ramp.tokens).c_str());
+    printf("step       %s%s; %s steps%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(), ramp.c_str(),
            grouped(o.steps).c_str(), resumed.c_str(), recompute_name(s), matmul.c_str(), zero.c_str());
     printf("memory     %s\n", memory_text(plan(s), memory_now().all).c_str());
     if (o.verbose) {
