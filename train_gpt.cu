@@ -15,7 +15,7 @@
 //                             which memory, init, checkpoints and the plan follow; many GPUs; operands; fp8
 //    5  training step         forward, recompute, backward, update
 //    6  files                 checkpoints, token data
-//    7  run                   sampling, schedule, the training loop (train_loop)
+//    7  run                   sampling, schedule, gradient noise scale, the training loop (train_loop)
 //    8  subcommands           train, eval, sample, plan; main
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
@@ -3545,6 +3545,54 @@ AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
             static_cast<float>(1 - pow(o.beta1, t)), static_cast<float>(1 - pow(o.beta2, t))};
 }
 
+// ==== gradient noise scale ===================================================
+// With --noise-every: B_simple, the batch size in tokens around which larger batches begin to save few steps. The
+// gradient of b random tokens is the true gradient G plus noise: E|G_b|^2 = |G|^2 + S / b, where S is the trace of the
+// covariance of one token's gradient. Two batch sizes b < B in a step give unbiased estimates of both:
+//
+//           |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)      S = (|G_b|^2 - |G_B|^2) / (1 / b - 1 / B)
+//           B_simple = average of S / average of |G|^2     exponential moving averages over measured steps
+//
+// b         on one GPU the first micro-batch; on several a rank's whole part of the step, |G_b|^2 averaged over ranks
+// cost      a measured step reads the gradients once more, and the host waits for the device. On several GPUs the sum of
+//           gradients over ranks does not overlap backward
+// source    McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1
+
+constexpr double NOISE_DECAY = 0.95;   // of the averages
+
+// Averages of |G|^2 and S. They start at 0; as both have the same decay, this cancels in their quotient.
+struct NoiseScale { double gradient = 0, trace = 0; };
+
+// Returns |gradients|^2 of this rank before they are summed over ranks, and then starts this sum.
+double own_squared_norm(Model& m) {
+    const Layout& y = m.layout;
+    const Grad layer0 = grad_at(m, y.begin(1, Placement::WHOLE));
+    norm_partials(m.a.norm_partials(), m.grads, y.common, layer0, y.layer, y.layers, y.layer);
+    std::vector<float> partials(norm_blocks(y.common, y.layer, y.layers));
+    download(partials.data(), m.a.norm_partials(), partials.size() * sizeof(float));
+    m.micro_batch = MicroBatch::LAST;
+    for (size_t g = 0; g <= y.layers; g++) send_gradients(m, g);
+    return std::accumulate(partials.begin(), partials.end(), 0.0);
+}
+
+// Adds the estimates from |G_b|^2 and |G_B|^2 to the averages, and returns what the log shows.
+json add_noise(NoiseScale& average, double small, double large, double b, double B) {
+    const double gradient = (B * large - b * small) / (B - b), trace = (small - large) / (1 / b - 1 / B);
+    average.gradient = NOISE_DECAY * average.gradient + (1 - NOISE_DECAY) * gradient;
+    average.trace = NOISE_DECAY * average.trace + (1 - NOISE_DECAY) * trace;
+    json record = {{"noise_gradient", gradient}, {"noise_trace", trace}};
+    if (average.gradient > 0) record["noise_scale"] = average.trace / average.gradient;
+    return record;
+}
+
+NoiseScale start_noise(const Start& start) {
+    if (!start.trainer.contains("noise")) return {};
+    const json& noise = start.trainer["noise"];
+    if (!noise.is_array() || noise.size() != 2 || !noise[0].is_number() || !noise[1].is_number())
+        throw UserError("%s/trainer.json: \"noise\": expected two numbers", start.dir.c_str());
+    return {noise[0], noise[1]};
+}
+
 // ==== train ==================================================================
 
 // The memory of tensors that --trace follows, sorted by address.
@@ -3603,6 +3651,7 @@ struct TrainingRun {
     uint64_t next_window = start.window;
     long tried = start.step;         // the last step after which a checkpoint was attempted or is forbidden
     LossScale scale = start_loss_scale(o, start);   // after the last step
+    NoiseScale noise = start_noise(start);
     TextFiles text_files;            // the tokenizer's files, copied to each checkpoint
     std::vector<Question> questions;
     Progress progress{start.step, o.steps, o.verbose};
@@ -3672,6 +3721,15 @@ StepResult step_result(TrainingRun& run, double began, double lr) {
     return r;
 }
 
+// Returns the log record of a step's gradient noise. squared: own_squared_norm(), of gradients that are divided by the
+// tokens of the whole step and multiplied by the loss scale.
+json noise_record(TrainingRun& run, const StepResult& r, double squared) {
+    const double B = run.tokens_per_step, b = B / (world.alone() ? run.micro_steps : world.size);
+    const double factor = B / b / r.loss_scale, small = sum_of_all(squared) / world.size * factor * factor;
+    if (!std::isfinite(small + r.norm)) return json::object();   // loss scaling has skipped the step
+    return add_noise(run.noise, small, r.norm * r.norm, b, B);
+}
+
 // Returns the log record of a step. `evaluates`: validation follows this step.
 json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
     json record = {{"step", run.step}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
@@ -3720,6 +3778,7 @@ void save_checkpoint(TrainingRun& run) {
     progress(WRITING);
     json trainer = {{"next_window", run.next_window}, {"tokens", run.tokens}, {"train_tokens", run.data.train.count()},
                     {"head_rows", run.m.setup.logits_rows()}, {"options", describe(run.o, TRAIN)}};
+    if (run.o.noise_every > 0) trainer["noise"] = {run.noise.gradient, run.noise.trace};
     if (run.m.fp8_history) trainer["fp8_history"] = fp8_history(run.m);
     if (run.scale.interval > 0 || run.scale.skipped > 0)
         trainer["loss_scaling"] = {{"scale", long(run.scale.scale)}, {"good_steps", long(run.scale.good_steps)},
@@ -3797,10 +3856,14 @@ void train_loop(TrainingRun& run) {
 
             // Forward and backward: gradients add up over micro-batches.
             begin_step(run);
+            const bool measures = o.noise_every > 0 && step % o.noise_every == 0 && run.micro_steps * world.size > 1;
+            const long measured = !measures ? 0 : world.alone() ? 1 : run.micro_steps;   // a micro-batch
+            double squared = 0;
             for (long micro = 1; micro <= run.micro_steps; micro++) {
                 micro_step(m, loader.current(), static_cast<size_t>(run.tokens_per_step),
-                           micro < run.micro_steps ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
+                           micro < run.micro_steps || measures ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
                 loader.advance();
+                if (micro == measured) squared = own_squared_norm(m);
             }
 
             // Update.
@@ -3817,7 +3880,9 @@ void train_loop(TrainingRun& run) {
                               result.loss, result.norm, run.last_checkpoint.empty() ? "none" :
                                                                                       run.last_checkpoint.c_str());
             }
-            run.log.write(step_record(run, result, due(o.eval_every)));
+            json record = step_record(run, result, due(o.eval_every));
+            if (measures) record.update(noise_record(run, result, squared));
+            run.log.write(record);
             if (counts_fp8) {
                 run.log.write({{"step", step}, {"fp8", fp8_record(m)}});
                 fp8_scales<Fp8Step::STOP_COUNTING>(m.a.fp8_scales(), scale_count(m));

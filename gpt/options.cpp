@@ -186,6 +186,9 @@ std::vector<Flag> flag_table(Options& o) {
         number("--beta1", TRAIN, "X", o.beta1, {0, 0.999999}, "0.9", "AdamW's decay rate of the first moment"),
         number("--beta2", TRAIN, "X", o.beta2, {0, 0.999999}, "0.99", "AdamW's decay rate of the second moment"),
         number("--eps", TRAIN, "X", o.eps, {}, "1e-6", "AdamW's epsilon, added to the denominator"),
+        number("--noise-every", TRAIN, "STEPS", o.noise_every, {}, "--total-batch 65536 --noise-every 10",
+               "Steps between estimates of the gradient noise scale for log.jsonl; 0: never. They need at least two "
+               "micro-batches in a step or several GPUs, with --zero 0 or 1."),
         number("--seed", TRAIN | SAMPLE, "N", o.seed, {}, "1", "Seed of initial weights, data order and samples"),
     }}, {"run", {
         text("--out", TRAIN, "DIR", o.out, "runs/mine",

@@ -125,6 +125,17 @@ long micro_batches_after(long tokens, const Options& o, const Setup& s) {
     return first + static_cast<long>(static_cast<__int128>(last - first) * tokens / o.batch_ramp.tokens);
 }
 
+// Rejects --noise-every unless a GPU computes whole gradients of a part of the batch.
+void require_noise_scale(const Options& o, const Setup& s) {
+    if (o.noise_every == 0) return;
+    if (s.zero > 1 || s.tensor > 1)
+        throw UserError("--noise-every %ld: needs whole gradients on each GPU; expected --zero 0 or 1 and no "
+                        "--tensor-parallel, found --zero %d --tensor-parallel %d", o.noise_every, s.zero, s.tensor);
+    if (s.gpus == 1 && accumulation_steps(o, s) == 1)
+        throw UserError("--noise-every %ld: needs at least two micro-batches in a step, or two GPUs; expected "
+                        "--total-batch %zu or more, or a smaller --micro-batch", o.noise_every, 2 * s.N());
+}
+
 // Returns the largest divisor of n that is at most `most`, or 0 if most is 0.
 long largest_divisor(long n, long most) {
     long divisor = std::min(n, most);
@@ -250,6 +261,7 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, const Memor
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(o, s, memory.available);
     require_consistent(s);
     if (o.batch_ramp.tokens) micro_batches_after(0, o, s);   // rejects other values
+    require_noise_scale(o, s);
     if (purpose == Purpose::TRAINING) s.head_rows = training_head_rows(s, memory.all);
     return s;
 }
