@@ -3554,8 +3554,8 @@ AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
 //           B_simple = average of S / average of |G|^2     exponential moving averages over measured steps
 //
 // b         on one GPU the first micro-batch; on several a rank's whole part of the step, |G_b|^2 averaged over ranks
-// cost      a measured step reads the gradients once more, and the host waits for the device. On several GPUs the sum of
-//           gradients over ranks does not overlap backward
+// cost      a measured step reads the gradients once more, and the host waits for the device. On several GPUs the
+//           all-reduce or reduce-scatter of the gradients does not overlap backward
 // source    McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1
 
 constexpr double NOISE_DECAY = 0.95;   // of the averages
@@ -3573,16 +3573,6 @@ double own_squared_norm(Model& m) {
     m.micro_batch = MicroBatch::LAST;
     for (size_t g = 0; g <= y.layers; g++) send_gradients(m, g);
     return std::accumulate(partials.begin(), partials.end(), 0.0);
-}
-
-// Adds the estimates from |G_b|^2 and |G_B|^2 to the averages, and returns what the log shows.
-json add_noise(NoiseScale& average, double small, double large, double b, double B) {
-    const double gradient = (B * large - b * small) / (B - b), trace = (small - large) / (1 / b - 1 / B);
-    average.gradient = NOISE_DECAY * average.gradient + (1 - NOISE_DECAY) * gradient;
-    average.trace = NOISE_DECAY * average.trace + (1 - NOISE_DECAY) * trace;
-    json record = {{"noise_gradient", gradient}, {"noise_trace", trace}};
-    if (average.gradient > 0) record["noise_scale"] = average.trace / average.gradient;
-    return record;
 }
 
 NoiseScale start_noise(const Start& start) {
@@ -3694,12 +3684,6 @@ void begin_step(TrainingRun& run) {
     run.tokens_per_step = static_cast<double>(micro_steps) * s.N() * s.data();
 }
 
-void end_step(TrainingRun& run) {
-    run.step++;
-    run.tokens += static_cast<long>(run.tokens_per_step);
-    run.next_window += static_cast<uint64_t>(run.micro_steps) * run.m.setup.B * run.m.setup.data();
-}
-
 // Returns loss, norm, scale and speed of the step that started at `began`. Blocks until the device is done.
 StepResult step_result(TrainingRun& run, double began, double lr) {
     const LossScale before = run.scale;
@@ -3721,13 +3705,19 @@ StepResult step_result(TrainingRun& run, double began, double lr) {
     return r;
 }
 
-// Returns the log record of a step's gradient noise. squared: own_squared_norm(), of gradients that are divided by the
-// tokens of the whole step and multiplied by the loss scale.
-json noise_record(TrainingRun& run, const StepResult& r, double squared) {
+// Adds a step's estimates to the averages and to its log record. squared: own_squared_norm(), of gradients that are
+// divided by the tokens of the whole step and multiplied by the loss scale.
+void add_noise(json& record, TrainingRun& run, const StepResult& r, double squared) {
     const double B = run.tokens_per_step, b = B / (world.alone() ? run.micro_steps : world.size);
     const double factor = B / b / r.loss_scale, small = sum_of_all(squared) / world.size * factor * factor;
-    if (!std::isfinite(small + r.norm)) return json::object();   // loss scaling has skipped the step
-    return add_noise(run.noise, small, r.norm * r.norm, b, B);
+    const double large = r.norm * r.norm;
+    if (!std::isfinite(small + large)) return;   // loss scaling has skipped the step
+    const double gradient = (B * large - b * small) / (B - b), trace = (small - large) / (1 / b - 1 / B);
+    NoiseScale& average = run.noise;
+    average.gradient = NOISE_DECAY * average.gradient + (1 - NOISE_DECAY) * gradient;
+    average.trace = NOISE_DECAY * average.trace + (1 - NOISE_DECAY) * trace;
+    record.update({{"noise_gradient", gradient}, {"noise_trace", trace}});
+    if (average.gradient > 0) record["noise_scale"] = average.trace / average.gradient;
 }
 
 // Returns the log record of a step. `evaluates`: validation follows this step.
@@ -3857,7 +3847,7 @@ void train_loop(TrainingRun& run) {
             // Forward and backward: gradients add up over micro-batches.
             begin_step(run);
             const bool measures = o.noise_every > 0 && step % o.noise_every == 0 && run.micro_steps * world.size > 1;
-            const long measured = !measures ? 0 : world.alone() ? 1 : run.micro_steps;   // a micro-batch
+            const long measured = !measures ? 0 : world.alone() ? 1 : run.micro_steps;   // after this micro-batch
             double squared = 0;
             for (long micro = 1; micro <= run.micro_steps; micro++) {
                 micro_step(m, loader.current(), static_cast<size_t>(run.tokens_per_step),
@@ -3872,7 +3862,9 @@ void train_loop(TrainingRun& run) {
 
             // Log.
             const StepResult result = step_result(run, began, settings.lr);
-            end_step(run);
+            run.step = step;
+            run.tokens += static_cast<long>(run.tokens_per_step);
+            run.next_window += static_cast<uint64_t>(run.tokens_per_step) / m.setup.T;
             run.bytes_sent += world.bytes_sent - sent_before;
             if (!result.is_finite) {
                 run.tried = step;   // no checkpoint of these weights
@@ -3881,7 +3873,7 @@ void train_loop(TrainingRun& run) {
                                                                                       run.last_checkpoint.c_str());
             }
             json record = step_record(run, result, due(o.eval_every));
-            if (measures) record.update(noise_record(run, result, squared));
+            if (measures) add_noise(record, run, result, squared);
             run.log.write(record);
             if (counts_fp8) {
                 run.log.write({{"step", step}, {"fp8", fp8_record(m)}});

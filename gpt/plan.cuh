@@ -127,11 +127,10 @@ long micro_batches_after(long tokens, const Options& o, const Setup& s) {
 
 // Rejects --noise-every unless a GPU computes whole gradients of a part of the batch.
 void require_noise_scale(const Options& o, const Setup& s) {
-    if (o.noise_every == 0) return;
-    if (s.zero > 1 || s.tensor > 1)
+    if (o.noise_every > 0 && (s.zero > 1 || s.tensor > 1))
         throw UserError("--noise-every %ld: needs whole gradients on each GPU; expected --zero 0 or 1 and no "
                         "--tensor-parallel, found --zero %d --tensor-parallel %d", o.noise_every, s.zero, s.tensor);
-    if (s.gpus == 1 && accumulation_steps(o, s) == 1)
+    if (o.noise_every > 0 && s.gpus == 1 && accumulation_steps(o, s) == 1)
         throw UserError("--noise-every %ld: needs at least two micro-batches in a step, or two GPUs; expected "
                         "--total-batch %zu or more, or a smaller --micro-batch", o.noise_every, 2 * s.N());
 }

@@ -122,6 +122,7 @@ class Run:
         records = [json.loads(line) for line in open(log, encoding="utf-8")] if os.path.exists(log) else []
         self.header = next((record["run"] for record in records if "run" in record), {})
         self.losses, self.norms = ([r[name] for r in records if "loss" in r] for name in ("loss", "norm"))
+        self.steps = [r for r in records if "loss" in r]
         self.last = records[-1].get("step", 0) if records else 0
         return self
 
@@ -381,6 +382,46 @@ def test_resume():
                f"a run of {text} is resumed by {three} ({' '.join(map(str, t3))}), then by one, each with another ZeRO "
                "stage: the losses equal those of one rank up to rounding",
                f"{third.losses} {other.losses} {second} {third}")
+
+
+def test_batch_ramp():
+    """A ramp from one to three micro-batches of each rank, interrupted in between."""
+    def compare(ranks, t, zero):
+        name, batch = f"ramp_{ranks}_{t}", ranks // t * MICRO
+        words = [*model_of(t), "--batch-ramp", f"{batch}:{5 * batch}", "--total-batch", 3 * batch, "--checkpoint-every",
+                 3, "--steps", 6, "--zero", zero, "--tensor-parallel", t]
+        whole = train(ranks, name, *words)
+        shutil.copytree(whole.folder, fresh(name + "_cut"))
+        shutil.rmtree(path(name + "_cut", "step_000006"))
+        resumed = train(ranks, name + "_cut", *words, "--resume")
+        text = f"{ranks} ranks, t = {t}, --zero {zero}: "
+        expect(same(whole, resumed), text + "a run interrupted in a ramp resumes with the same bits",
+               f"{whole} {resumed}")
+        found = [step["batch"] // batch for step in whole.steps]
+        expect(found == [1, 1, 1, 2, 3, 3], text + "the batch grows by whole micro-batches of all ranks", str(found))
+    run_concurrently(*(functools.partial(compare, ranks, t, zero)
+                       for (ranks, t), zero in zip([*plain_grids(), *grids()], (0, 1, 2, 3) * 2)))
+
+
+def test_noise_scale():
+    """Compares the estimates of two ranks with the norms of the same micro-batches on one."""
+    fixed = ["--lr", 0, "--min-lr", 0, "--shuffle", "no"]
+    one = train(1, "noise_one", *fixed, "--total-batch", MICRO, "--steps", 2)
+    for zero in (0, 1):
+        two = train(2, f"noise_{zero}", *fixed, "--total-batch", 2 * MICRO, "--steps", 1, "--noise-every", 1, "--zero",
+                    zero)
+        small, large = sum(norm ** 2 for norm in one.norms) / 2, two.norms[0] ** 2
+        expected = [2 * large - small, (small - large) * 2 * MICRO]
+        found = [two.steps[0].get(name, math.nan) for name in ("noise_gradient", "noise_trace")]
+        expect(near(found, expected, 1e-4 if two.header["precision"] == "fp32" else 0.05),
+               f"--zero {zero}: |G|^2 and S follow from each rank's norm and the norm of the step",
+               f"{found} {expected} {two}")
+        words = ["--total-batch", 6 * MICRO, "--steps", 3, "--zero", zero, *CHECKPOINT]
+        expect(same(train(2, "noise_off", *words), train(2, "noise_on", *words, "--noise-every", 2)),
+               f"--zero {zero}: --noise-every changes no bit of training")
+    for words in (["--zero", 2], [*model_of(2), "--tensor-parallel", 2]):
+        expect_rejected(2, [*ONE_STEP, *words, "--noise-every", 1], ["--noise-every 1", "found --zero"],
+                        f"--noise-every with {words[-2]} {words[-1]}")
 
 
 def test_read():

@@ -309,6 +309,111 @@ TEST("runs: loss scaling") {
                "--loss-scaling 128 changes no bit in BF16 and FP32, and some in FP16", fixed);
 }
 
+// ==== batch size =============================================================
+
+TEST("runs: batch ramp") {
+    const std::string RAMP = TEN + "--total-batch 128 --batch-ramp 32:320 ";
+    const Outcome ramp = run(RAMP + "--out @/ramp");
+    std::vector<long> found, expected;
+    for (const std::string& line : log_of("@/ramp"))
+        if (const json record = json::parse(line); record.contains("batch"))
+            for (const char* key : {"batch", "tokens"}) found.push_back(record[key]);
+    for (long step = 0, tokens = 0; step < 10; step++) {   // micro-batches of 2 x 16 tokens
+        const long batch = 32 * (tokens < 320 ? 1 + 3 * tokens / 320 : 4);
+        tokens += batch;
+        expected.insert(expected.end(), {batch, tokens});
+    }
+    expect_run(ramp.code == 0 && found == expected && expected[8] > 32 && expected[8] < 128,
+               "--batch-ramp grows the batch linearly with the tokens, in whole micro-batches", ramp);
+    expect(read_json(scratch("@/ramp/step_000010/trainer.json")).value("next_window", 0L) == expected.back() / 16,
+           "the windows of a ramp follow each other without gaps");
+    expect_same_run("@/ramp", RAMP + "--graph on", "--batch-ramp and graphs");
+    begin_from("@/other", "@/ramp", "/step_000005");
+    expect_same_run("@/ramp", "train --resume", "resumed in the ramp");
+
+    // 4 steps of 32 tokens, then 64: from there on the windows are those of steps 3 and 4 with 64 tokens.
+    const std::string FIXED = "train" + SMALL + "--micro-batch 2 --lr 0 --min-lr 0 --eval-every 0 --graph on ";
+    const Outcome grown = run(FIXED + "--total-batch 64 --batch-ramp 32:128 --steps 6 --out @/grown");
+    for (const char* batch : {"32", "64"}) run(FIXED + "--steps 4 --total-batch " + batch + " --out @/fixed_" + batch);
+    auto values = [](const std::string& out, size_t line) {
+        const json record = record_of(out, line);
+        return format("%s %s", record["loss"].dump().c_str(), record["norm"].dump().c_str());
+    };
+    bool same = grown.code == 0;
+    for (size_t line = 0; line < 6; line++)
+        same = same && values("@/grown", line) == values(line < 4 ? "@/fixed_32" : "@/fixed_64", line - line / 4 * 2);
+    expect_run(same, "steps of a ramp have the loss and norm of a constant batch with the same windows", grown);
+}
+
+// From each sequence's gradient, in FP64: |mean|^2 of the population from which they are drawn, and the trace of the
+// covariance, both without bias, times the tokens of a sequence.
+struct Noise { double gradient, trace; };
+
+Noise noise_of(Model& m, const std::string& text) {
+    const size_t T = m.setup.T, count = (text.size() - 1) / T;
+    std::vector<Floats> all;
+    for (size_t i = 0; i < count; i++) {
+        const auto begin = text.begin() + i * T;
+        all.push_back(forward_backward(m, {begin, begin + T + 1}).gradients);
+        clear(m.grads.data, m.layout.elements() * size_of(m.grads.dtype));
+    }
+    Noise noise = {};
+    for (size_t k = 0; k < all[0].size(); k++) {
+        double mean = 0, squares = 0;
+        for (const Floats& g : all) mean += double(g[k]) / count;
+        for (const Floats& g : all) squares += (g[k] - mean) * (g[k] - mean);
+        noise.gradient += mean * mean - squares / (count - 1) / count;
+        noise.trace += squares / (count - 1) * T;
+    }
+    return noise;
+}
+
+TEST("runs: gradient noise scale") {
+    // 17 windows, and 16 micro-batches of one window: in 17 steps each window is once the first, and is once left out.
+    // So the means over steps are the definition's values, apart from rounding.
+    const std::string text = read_bytes("@/text.txt").substr(0, 17 * 16 + 1);
+    write_bytes("@/windows.txt", text);
+    const std::string NOISE = "train --layers 2 --heads 1 --channels 16 --context 16 --val-fraction 0 --shuffle no "
+        "--micro-batch 1 --matmul-tuning off --data @/windows.txt --noise-every 1 --schedule constant ";
+    const std::string ALL = NOISE + "--total-batch 256 --steps 17 --lr 0 --min-lr 0 --out ";
+    const Outcome outcome = run(ALL + "@/noise");
+    TestModel m("@/noise/step_000017", Purpose::TRAINING, 1, 16);
+    set_loss_scale(m, {FLOATX == DType::FP16 ? FIRST_LOSS_SCALE / 16 : 1});   // FP16: logits' gradients as in the run
+    const Noise truth = noise_of(m, text);
+    Noise mean = {}, average = {};
+    double scale = 0;
+    auto logged = [](const std::string& out, size_t line, const char* key) {
+        return record_of(out, line).value(key, double{NAN});
+    };
+    for (size_t line = 0; line < 17; line++) {
+        const Noise raw = {logged("@/noise", line, "noise_gradient"), logged("@/noise", line, "noise_trace")};
+        mean = {mean.gradient + raw.gradient / 17, mean.trace + raw.trace / 17};
+        average = {0.95 * average.gradient + 0.05 * raw.gradient, 0.95 * average.trace + 0.05 * raw.trace};
+        scale = logged("@/noise", line, "noise_scale");
+    }
+    const std::string values = format("%.8g %.8g, in FP64 %.8g %.8g; ", mean.gradient, mean.trace, truth.gradient,
+                                      truth.trace);
+    expect_run(fabs(mean.gradient / truth.gradient - 1) < 1e-4 && fabs(mean.trace / truth.trace - 1) < 1e-4,
+               "--noise-every: |G|^2 and S are those of single sequences' gradients", outcome, values);
+    expect(fabs(scale / (average.trace / average.gradient) - 1) < 1e-9,
+           "the noise scale is the quotient of the moving averages of S and |G|^2",
+           format("%.12g, expected %.12g", scale, average.trace / average.gradient));
+    const Outcome scaled = run(ALL + "@/noise_scaled --loss-scaling 1024 --grad-clip 0.01 --graph on");
+    expect_run(log_of("@/noise_scaled").size() == 17 &&
+                   fabs(logged("@/noise_scaled", 16, "noise_scale") / scale - 1) < 1e-2,
+               "the loss scale, clipping and graphs do not change the noise scale", scaled);
+
+    const std::string SOME = TEN + "--noise-every 2 ";
+    const Outcome some = run(SOME + "--recompute full --out @/some_noise");
+    need_first_run();
+    expect_run(same_checkpoint("@/some_noise/step_000010", "@/first/step_000010") &&
+               !record_of("@/some_noise", 0).contains("noise_scale") &&
+                   record_of("@/some_noise", 1).contains("noise_scale"),
+               "--noise-every 2 changes no bit of training, and measures every second step", some);
+    begin_from("@/other", "@/some_noise", "/step_000005");
+    expect_same_run("@/some_noise", "train --resume", "--noise-every, resumed at step 5");
+}
+
 // ==== matmul tuning ==========================================================
 // CUDA_CPU_MATMULS lists the algorithms that the emulator offers. Some of them are unsupported, fail, are slow, or must
 // not be chosen because they add to the output in place.
