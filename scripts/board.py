@@ -17,7 +17,7 @@ from runs import fail, follow, parse_arguments, summary
 
 TAGS = {"loss": "loss/train", "val_loss": "loss/validation", "hellaswag": "hellaswag/acc_norm",
         "norm": "optimizer/norm", "lr": "optimizer/lr", "ms": "speed/ms", "tokens_per_s": "speed/tokens_per_s",
-        "mfu": "speed/mfu", "hfu": "speed/hfu"}
+        "mfu": "speed/mfu", "hfu": "speed/hfu", "batch": "optimizer/batch", "noise_scale": "optimizer/noise_scale"}
 
 
 class TensorBoard:

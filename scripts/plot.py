@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Plots training runs from each run's log.jsonl: loss, HellaSwag accuracy, learning rate and throughput.
+"""Plots training runs from each run's log.jsonl: loss, HellaSwag accuracy, learning rate, gradient noise scale and
+throughput.
 
     scripts/plot.py runs/gpt2_124M runs/gpt2_124M_wsd --out comparison.png
     scripts/plot.py --watch runs/gpt2_124M       # writes runs/gpt2_124M/plot.html and updates it during the run
@@ -125,7 +126,9 @@ def limit_losses(axis, runs, marked):
 def plot(runs, x="steps"):
     loss_lines, accuracy_lines = references(runs)
     with_accuracy = any(run.series("hellaswag") for run in runs)
-    panels = {"loss": 3, **({"hellaswag": 1.5} if with_accuracy else {}), "lr": 1, "speed": 1.5}
+    with_noise = any(run.series("noise_scale") for run in runs)
+    panels = {"loss": 3, **({"hellaswag": 1.5} if with_accuracy else {}), "lr": 1,
+              **({"noise": 1.5} if with_noise else {}), "speed": 1.5}
     figure, axes = pyplot.subplots(len(panels), 1, figsize=(9, 1.7 * sum(panels.values()) + 1.5), sharex=True,
                                    height_ratios=list(panels.values()), layout="constrained")
     axis = dict(zip(panels, axes))
@@ -147,6 +150,9 @@ def plot(runs, x="steps"):
                                    label=f"{run.name}: {[*accuracy.values()][-1]:.4f} at step {[*accuracy][-1]:,}")
         if run.series("lr"):
             axis["lr"].plot(*points("lr"), color=color)
+        if run.series("noise_scale"):
+            axis["noise"].plot(*points("noise_scale"), color=color, label=f"{run.name}: noise scale")
+            axis["noise"].plot(*points("batch"), "--", color=color, label=f"{run.name}: batch")
         if run.series("tokens_per_s"):
             speeds.append((*points("tokens_per_s"), color, run.name))
 
@@ -162,6 +168,9 @@ def plot(runs, x="steps"):
         axis["hellaswag"].legend(fontsize=8, loc="best")
     axis["lr"].set_ylabel("learning rate")
     axis["lr"].ticklabel_format(axis="y", scilimits=(0, 0))
+    if with_noise:
+        axis["noise"].set(yscale="log", ylabel="tokens")
+        axis["noise"].legend(fontsize=8, loc="best")
     axis["speed"].set_ylabel("tokens per second")
     axis["speed"].yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
     axis["speed"].set_xlabel(f"{label} in training steps" if x == "time" else label)

@@ -6,7 +6,8 @@ import time
 
 from tokens import fail
 
-NUMBERS = ("loss", "val_loss", "hellaswag", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu")
+NUMBERS = ("loss", "val_loss", "hellaswag", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu", "batch",
+           "noise_scale")
 
 
 class Run:

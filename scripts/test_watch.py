@@ -130,6 +130,10 @@ def test_figures():
     labels = ["loss, nats per token", "HellaSwag, acc_norm", "learning rate", "tokens per second"]
     expect_equal([axis.get_ylabel() for axis in plot.plot([small, web]).axes], labels, "each quantity has a panel")
     expect_equal(len(plot.plot([small]).axes), 3, "without HellaSwag results there is no panel for them")
+    noisy = [{**line, "batch": 512, "noise_scale": 700.0} for line in lines_of(49)]
+    axis = plot.plot([read_run(log("noisy", [run_line(49), *noisy]))]).axes[2]
+    expect_equal([{*line.get_ydata()} for line in axis.lines], [{700.0}, {512.0}],
+                 "a run with the gradient noise scale has a panel for it and for the batch")
     low, high = plot.plot([web]).axes[0].get_ylim()
     expect(low < 3.12 < high, "the lines of GPT-2's losses are within the axis")
     lines = lines_of(100)
