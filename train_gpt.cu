@@ -3416,6 +3416,8 @@ struct Evaluation {
     double loss;      // the mean
     size_t tokens, bytes;
     double seconds;
+
+    double bits_per_byte() const { return loss * tokens / (M_LN2 * bytes); }   // the sum of the losses, in bits
 };
 
 // Returns the mean loss over at most `windows` windows, spread evenly over the tokens; with 0 over all tokens except
@@ -3522,25 +3524,26 @@ void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, 
 
 constexpr double WSD_DECAY = 0.2;   // fraction of steps in which `wsd` decays (Hu et al. 2024, "MiniCPM", section 4)
 
-// Returns the learning rate of a step, counted from 0.
-double learning_rate(const Options& o, long step) {
+// Returns the learning rate of a step, counted from 0, in a run of `steps` steps, or --steps if 0.
+double learning_rate(const Options& o, long step, long steps = 0) {
     if (step < o.warmup) return o.lr * (step + 1) / o.warmup;
+    if (steps == 0) steps = o.steps;
     const double low = o.min_lr < 0 ? o.lr / 10 : o.min_lr;
-    const double progress = o.steps > o.warmup ? double(step - o.warmup) / (o.steps - o.warmup) : 1;
+    const double progress = steps > o.warmup ? std::min(1.0, double(step - o.warmup) / (steps - o.warmup)) : 1;
     double fraction = 1;   // 0: low, 1: lr
     switch (o.schedule) {
         case Schedule::COSINE:   fraction = 0.5 * (1 + cos(M_PI * progress)); break;
         case Schedule::LINEAR:   fraction = 1 - progress; break;
-        case Schedule::WSD:      fraction = std::min(1.0, (o.steps - step) / (WSD_DECAY * o.steps)); break;
+        case Schedule::WSD:      fraction = std::clamp((steps - step) / (WSD_DECAY * steps), 0.0, 1.0); break;
         case Schedule::CONSTANT: break;
     }
     return low + fraction * (o.lr - low);
 }
 
 // A step skipped by loss scaling does not advance AdamW's t.
-AdamW adamw_settings(const Options& o, long step, long skipped = 0) {
+AdamW adamw_settings(const Options& o, long step, long skipped = 0, long steps = 0) {
     const double t = step + 1 - skipped;
-    return {static_cast<float>(learning_rate(o, step)), static_cast<float>(o.beta1), static_cast<float>(o.beta2),
+    return {static_cast<float>(learning_rate(o, step, steps)), static_cast<float>(o.beta1), static_cast<float>(o.beta2),
             static_cast<float>(o.eps), static_cast<float>(o.weight_decay), static_cast<float>(o.grad_clip),
             static_cast<float>(1 - pow(o.beta1, t)), static_cast<float>(1 - pow(o.beta2, t))};
 }
@@ -3638,13 +3641,14 @@ struct TrainingRun {
     double tokens_per_step = 0;      // of the current step, over all GPUs
     long step = start.step;          // steps done
     long tokens = 0;                 // tokens of these steps
+    double seconds = 0;              // with --minutes: time of these steps, evaluations and checkpoints
     uint64_t next_window = start.window;
     long tried = start.step;         // the last step after which a checkpoint was attempted or is forbidden
     LossScale scale = start_loss_scale(o, start);   // after the last step
     NoiseScale noise = start_noise(start);
     TextFiles text_files;            // the tokenizer's files, copied to each checkpoint
     std::vector<Question> questions;
-    Progress progress{start.step, o.steps, o.verbose};
+    Progress progress{start.step, o.verbose};
     Log log;
     double bytes_sent = 0;           // by this rank, in all steps
     std::string last_checkpoint = start.dir;
@@ -3659,6 +3663,10 @@ void load_run(TrainingRun& run, const Setup& setup) {
     const bool counts_tokens = run.start.trainer.contains("tokens");   // older checkpoints do not
     run.tokens = counts_tokens ? whole_number<long>(run.start.trainer, "tokens", run.start.dir + "/trainer.json")
                                : static_cast<long>(run.start.window * setup.T);
+    const json seconds = run.start.trainer.contains("seconds") ? run.start.trainer["seconds"] : json(0.0);
+    if (!seconds.is_number() || seconds < 0)
+        throw UserError("%s/trainer.json: \"seconds\": expected a number of seconds", run.start.dir.c_str());
+    run.seconds = seconds;
     run.text_files = text_files(run.start.dir, setup.config, run.data.train.bytes_only());
     if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
     allocate(run.m, setup);
@@ -3673,6 +3681,21 @@ void load_run(TrainingRun& run, const Setup& setup) {
     if (!world.first()) return;
     run.log.open(o.out, run.step, run_record(o, setup));   // from here on the folder holds a run
     if (!o.out.empty()) remove_unfinished(o.out);
+}
+
+bool is_complete(const TrainingRun& run) {
+    const Options& o = run.o;
+    return o.minutes > 0 ? run.seconds >= 60 * o.minutes : o.tokens > 0 ? run.tokens >= o.tokens : run.step >= o.steps;
+}
+
+// Returns the expected number of steps of the whole run. With --tokens and --minutes it is the number of steps done over
+// the part of the budget that they took.
+long expected_steps(const TrainingRun& run) {
+    const Options& o = run.o;
+    if (o.minutes == 0 && o.tokens == 0) return o.steps;
+    const double part = o.minutes > 0 ? run.seconds / (60 * o.minutes) : double(run.tokens) / o.tokens;
+    const double first = o.minutes > 0 ? MAX_STEPS : o.tokens / run.tokens_per_step;
+    return std::lround(std::clamp(run.step > 0 ? run.step / part : first, run.step + 1.0, double(MAX_STEPS)));
 }
 
 // Sets the batch of the next step.
@@ -3740,8 +3763,11 @@ void validate(TrainingRun& run) {
     run.progress.end_line();
     if (run.data.val.windows(Windows::COVERING, run.m.setup.T) > 0) {
         const Evaluation e = evaluate(run.m, run.data.val, run.o.eval_sequences, run.data.text);
-        printf("step %ld: validation loss %.4f over %s tokens\n", run.step, e.loss, grouped(e.tokens).c_str());
-        run.log.write({{"step", run.step}, {"val_loss", e.loss}});
+        json record = {{"step", run.step}, {"val_loss", e.loss}};
+        if (e.bytes) record["bits_per_byte"] = e.bits_per_byte();
+        printf("step %ld: validation loss %.4f over %s tokens%s\n", run.step, e.loss, grouped(e.tokens).c_str(),
+               e.bytes ? format(", %.4f bits per byte", e.bits_per_byte()).c_str() : "");
+        run.log.write(record);
     }
     if (!run.questions.empty()) {
         const Score score = hellaswag(run.m, run.questions);
@@ -3768,6 +3794,7 @@ void save_checkpoint(TrainingRun& run) {
     progress(WRITING);
     json trainer = {{"next_window", run.next_window}, {"tokens", run.tokens}, {"train_tokens", run.data.train.count()},
                     {"head_rows", run.m.setup.logits_rows()}, {"options", describe(run.o, TRAIN)}};
+    if (run.o.minutes > 0) trainer["seconds"] = run.seconds;
     if (run.o.noise_every > 0) trainer["noise"] = {run.noise.gradient, run.noise.trace};
     if (run.m.fp8_history) trainer["fp8_history"] = fp8_history(run.m);
     if (run.scale.interval > 0 || run.scale.skipped > 0)
@@ -3803,9 +3830,11 @@ void print_end(TrainingRun& run, double tokens, double seconds) {
     const Memory memory = memory_now();
     const size_t used = device.is_cpu() ? peak_resident_bytes() : memory.all - memory.available;
     run.progress.end_line();
-    if (steps == 0 && run.step >= o.steps) {
-        printf("done       no steps: %s is at step %ld of --steps %ld; a larger --steps continues the run\n",
-               o.out.c_str(), run.step, o.steps);
+    if (steps == 0 && is_complete(run)) {
+        const std::string budget = o.minutes > 0 ? format("--minutes %g", o.minutes) :
+                                   o.tokens > 0 ? format("--tokens %ld", o.tokens) : format("--steps %ld", o.steps);
+        printf("done       no steps: %s is at step %ld and has reached %s; a larger one continues the run\n",
+               o.out.c_str(), run.step, budget.c_str());
     } else {
         const std::string sent = size_text(static_cast<size_t>(run.bytes_sent / std::max(1L, steps)));
         printf("done       %s steps in %s, %s tok/s; %s allocated as planned, %s %s%s\n", grouped(steps).c_str(),
@@ -3817,14 +3846,14 @@ void print_end(TrainingRun& run, double tokens, double seconds) {
     const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
     const bool has_text = run.text_files.content.count("tokenizer.json");
     print_next(o, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
-               has_text ? "" : format(" --prompt-tokens %d", run.data.text.first()), run.step >= o.steps);
+               has_text ? "" : format(" --prompt-tokens %d", run.data.text.first()), is_complete(run));
 }
 
 // The training loop of a run that load_run() has prepared.
 void train_loop(TrainingRun& run) {
     const Options& o = run.o;
     Model& m = run.m;
-    const double start = seconds_now(), tokens_before = run.tokens;
+    const double start = seconds_now(), tokens_before = run.tokens, seconds_before = run.seconds;
     Loader loader(m, run.data.train, o.shuffle, o.seed, run.start.window);
     world.overlap = o.overlap;
     if (o.matmul_tuning == Tuning::ON)
@@ -3835,17 +3864,18 @@ void train_loop(TrainingRun& run) {
     if (!o.trace.empty() && world.first()) start_recording();
     bool stopping = false;
     try {
-        while (run.step < o.steps && !stopping) {
+        while (!is_complete(run) && !stopping) {
             const long step = run.step + 1;
             *world.step = step;
-            const bool last = step == o.steps;
+            begin_step(run);
+            // With --minutes the step decides whether it is the last one.
+            bool last = o.tokens > 0 ? run.tokens + run.tokens_per_step >= o.tokens : o.minutes == 0 && step == o.steps;
             auto due = [&](long every) { return every > 0 && (step % every == 0 || last); };
             const double began = seconds_now(), sent_before = world.bytes_sent;
             const bool counts_fp8 = has_fp8(m) && due(o.eval_every);
             if (counts_fp8) fp8_scales<Fp8Step::START_COUNTING>(m.a.fp8_scales(), scale_count(m));
 
             // Forward and backward: gradients add up over micro-batches.
-            begin_step(run);
             const bool measures = o.noise_every > 0 && step % o.noise_every == 0 && run.micro_steps * world.size > 1;
             const long measured = !measures ? 0 : world.alone() ? 1 : run.micro_steps;   // after this micro-batch
             double squared = 0;
@@ -3857,7 +3887,7 @@ void train_loop(TrainingRun& run) {
             }
 
             // Update.
-            const AdamW settings = adamw_settings(o, run.step, run.scale.skipped);
+            const AdamW settings = adamw_settings(o, run.step, run.scale.skipped, expected_steps(run));
             update(m, settings);
 
             // Log.
@@ -3879,11 +3909,13 @@ void train_loop(TrainingRun& run) {
                 run.log.write({{"step", step}, {"fp8", fp8_record(m)}});
                 fp8_scales<Fp8Step::STOP_COUNTING>(m.a.fp8_scales(), scale_count(m));
             }
+            if (o.minutes > 0) run.seconds = seconds_before + sum_of_all(world.first() ? seconds_now() - start : 0);
+            last = is_complete(run);
             stopping = sum_of_all(stop_requested) > 0;   // read once a step, so that all ranks agree
             const bool trace_complete = step - run.start.step == TRACED_STEPS || last || stopping;
             if (recorder.on && trace_complete)
                 write_trace(o.trace, live_places(m), bytes_record(plan(m.setup)), step - run.start.step);
-            run.progress.show(step, result);
+            run.progress.show(step, is_complete(run) ? step : expected_steps(run), result);
 
             // Evaluate, sample, checkpoint.
             if (due(o.eval_every)) validate(run);
@@ -3962,8 +3994,8 @@ void eval(const Options& o) {
     if (!o.data.empty()) {
         const Evaluation e = evaluate(m, tokens, 0, text);
         printf("loss %.6f over %zu tokens\nperplexity %.4f\n", e.loss, e.tokens, exp(e.loss));
-        if (e.bytes)   // the sum of the losses, in bits
-            printf("bits per byte %.4f over %zu bytes%s\n", e.loss * e.tokens / (M_LN2 * e.bytes), e.bytes,
+        if (e.bytes)
+            printf("bits per byte %.4f over %zu bytes%s\n", e.bits_per_byte(), e.bytes,
                    m.config.vocab == BYTE_VOCAB ? "" : "; special tokens such as <|endoftext|> have none");
         printf("%s tok/s\n", short_number(e.tokens / e.seconds).c_str());
     }

@@ -354,8 +354,13 @@ void restore_options(Options& o) {
     if (o.given.count("--from") && recorded.value("from", json()) != json(o.from))
         throw UserError("--resume continues from the last checkpoint in %s, --from %s starts a new run; expected only "
                         "one of these options", o.out.c_str(), o.from.c_str());
+    const bool new_budget = std::any_of(std::begin(BUDGETS), std::end(BUDGETS),
+                                        [&](const char* flag) { return o.given.count(flag) > 0; });
     for (const Flag& flag : flag_table(o)) {
         const json value = recorded.value(flag.name + 2, json());
+        const bool is_budget = std::find(std::begin(BUDGETS), std::end(BUDGETS), std::string(flag.name)) !=
+                               std::end(BUDGETS);
+        if (is_budget && new_budget) continue;   // another budget replaces the recorded one
         if (!(flag.subcommands & TRAIN) || o.given.count(flag.name) || is_per_invocation(flag.name)) continue;
         if (value.is_null() || value == "") continue;   // keeps the default
         if (!flag.parse(value.is_string() ? value.get<std::string>() : value.dump()))

@@ -174,6 +174,11 @@ std::vector<Flag> flag_table(Options& o) {
                 "after 2,000 good steps. none in FP16 is a demonstration: gradients below 6e-8 underflow to 0."))),
     }}, {"optimizer", {
         number("--steps", TRAIN, "N", o.steps, {1, MAX_STEPS}, "5000", "Number of optimizer steps"),
+        number("--tokens", TRAIN, "N", o.tokens, {0, MAX_STEPS}, "10000000",
+               "Tokens to train on instead of --steps; the last step may exceed them. 0: as --steps says."),
+        number("--minutes", TRAIN, "M", o.minutes, {}, "5",
+               "Minutes to train for instead of --steps. The learning rate follows the clock, so two runs differ in "
+               "their bits. Resumed runs continue with the rest. 0: as --steps says."),
         number("--lr", TRAIN, "X", o.lr, {}, "3e-4", "Peak learning rate"),
         number("--min-lr", TRAIN, "X", o.min_lr, {}, "0", "Learning rate at the last step (default: a tenth of --lr)"),
         number("--warmup", TRAIN, "STEPS", o.warmup, {0, MAX_STEPS}, "100",
@@ -507,6 +512,10 @@ Options parse_options(Subcommand subcommand, const char* name, const std::vector
                             flag->values.c_str(), value.c_str());
         options.given.insert(flag->name);
     }
+    std::string budgets;
+    for (const char* flag : BUDGETS)
+        if (options.given.count(flag)) budgets += (budgets.empty() ? "" : " and ") + std::string(flag);
+    if (budgets.find(' ') != budgets.npos) throw UserError("%s: expected only one of these options", budgets.c_str());
     return options;
 }
 

@@ -71,7 +71,8 @@ struct Options {
     Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
     Fp8Accumulation fp8_accumulation = Fp8Accumulation::FP32;
     // optimizer
-    long steps = 1000, warmup = 0;
+    long steps = 1000, tokens = 0, warmup = 0;
+    double minutes = 0;            // tokens or minutes, if one is not 0, replaces steps
     double lr = 6e-4, min_lr = -1;
     Schedule schedule = Schedule::COSINE;
     long noise_every = 0;
@@ -101,6 +102,8 @@ struct Options {
 
     std::set<std::string> given;   // the flags on the command line
 };
+
+constexpr const char* BUDGETS[] = {"--steps", "--tokens", "--minutes"};   // one of them determines the length of a run
 
 enum Subcommand { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
 constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;

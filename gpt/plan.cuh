@@ -357,8 +357,10 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
     const std::string zero = many ? format(", ZeRO %d", s.zero) + tensor : "";
     const std::string ramp = o.batch_ramp.tokens == 0 ? "" : format(", grows from %s in %s tokens",
         grouped(o.batch_ramp.from).c_str(), grouped(o.batch_ramp.tokens).c_str());
-    printf("step       %s%s; %s steps%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(), ramp.c_str(),
-           grouped(o.steps).c_str(), resumed.c_str(), recompute_name(s), matmul.c_str(), zero.c_str());
+    const std::string length = o.minutes > 0 ? format("%g minutes", o.minutes) :
+        o.tokens > 0 ? grouped(o.tokens) + " tokens" : grouped(o.steps) + " steps";
+    printf("step       %s%s; %s%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(), ramp.c_str(),
+           length.c_str(), resumed.c_str(), recompute_name(s), matmul.c_str(), zero.c_str());
     printf("memory     %s\n", memory_text(plan(s), memory_now().all).c_str());
     if (o.verbose) {
         print_categories(plan(s), memory_now().all);

@@ -45,23 +45,22 @@ std::string progress_text(long step, long steps, const StepResult& r, double lef
     return loss + speed;
 }
 
-Progress::Progress(long first_step, long steps, bool verbose)
-    : first_(first_step), steps_(steps), shown_step_(first_step), verbose_(verbose),
-      terminal_(isatty(STDOUT_FILENO)) {}
+Progress::Progress(long first_step, bool verbose)
+    : first_(first_step), shown_step_(first_step), verbose_(verbose), terminal_(isatty(STDOUT_FILENO)) {}
 
 void Progress::start() { start_ = shown_ = seconds_now(); }
 
-void Progress::show(long step, const StepResult& r) {
+void Progress::show(long step, long steps, const StepResult& r) {
     const double now = seconds_now(), interval = terminal_ ? 0.1 : 3;
-    if (step < steps_ && step > first_ + 1 && now - shown_ < interval) return;
+    if (step < steps && step > first_ + 1 && now - shown_ < interval) return;
     const double relative_speed = (step - shown_step_) * r.seconds / (now - shown_);
     shown_ = now;
     shown_step_ = step;
     StepResult mean = r;   // the mean speed since the last line, not that of one step
     mean.tokens_per_s *= relative_speed;
     mean.mfu *= relative_speed;
-    const double left = (now - start_) / (step - first_) * (steps_ - step);
-    const std::string line = progress_text(step, steps_, mean, left, verbose_);
+    const double left = (now - start_) / (step - first_) * (steps - step);
+    const std::string line = progress_text(step, steps, mean, left, verbose_);
     const size_t columns = terminal_columns();
     // The last column stays free, as some terminals wrap when it is filled.
     if (terminal_) printf("\r%s\033[K", line.substr(0, columns ? columns - 1 : 79).c_str());

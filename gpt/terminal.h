@@ -25,13 +25,13 @@ std::string progress_text(long step, long steps, const StepResult& r, double lef
 // Prints the progress line: redrawn in place on a terminal, elsewhere a line every few seconds.
 class Progress {
 public:
-    Progress(long first_step, long steps, bool verbose);
+    Progress(long first_step, bool verbose);
     void start();
-    void show(long step, const StepResult& r);
+    void show(long step, long steps, const StepResult& r);   // steps: of the whole run
     void end_line();   // ends the line on a terminal: call it before printing anything else
 
 private:
-    long first_, steps_, shown_step_;
+    long first_, shown_step_;
     double start_ = 0, shown_ = 0;
     bool verbose_, terminal_, open_ = false;
 };
