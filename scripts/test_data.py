@@ -42,6 +42,8 @@ def environment(**more):
 
 def script(name, *options, **more):
     """Runs a script in the current folder; returns its CompletedProcess. more: environment variables."""
+    if not os.path.exists("train_gpt"):
+        os.symlink(ours, "train_gpt")
     program = sys.executable if name.endswith(".py") else "bash"
     return subprocess.run([program, f"scripts/{name}", *map(str, options)], capture_output=True, text=True,
                           timeout=TIMEOUT, stdin=subprocess.DEVNULL, env=environment(**more))
@@ -332,7 +334,6 @@ def test_hellaswag():
 
 
 def test_finetune():
-    os.symlink(ours, "train_gpt")
     shutil.copytree(ROOT / "data/reference/hf_tiny", "hf_tiny")
     for variables, words in (({"FROM": "models/gpt2-xl"}, "scripts/download.sh gpt2-xl"),
                              ({"DATA": "data/none", "FROM": "hf_tiny"}, "scripts/prepare.sh shakespeare")):
@@ -345,6 +346,17 @@ def test_finetune():
     val, rates = run.series("val_loss"), run.series("lr").values()
     expect([*val] == [5, 10, 15, 20] and val[20] < val[5] and all(abs(rate - 3e-5) < 1e-11 for rate in rates),
            "finetune_shakespeare.sh: 20 steps at a constant rate, validation every 5 steps, falling loss", said(done))
+
+
+def test_experiment():
+    small = "--data data/shakespeare.txt --layers 1 --heads 1 --channels 16 --context 16 --steps 20 --warmup 2"
+    done = script("experiment.sh", "--lr 1e-2", "--lr 1e-6", OPTIONS=small, SEEDS="1 2", OUT="runs/experiment")
+    expect(done.returncode == 0 and "| B | --lr 1e-6 | 2 |" in done.stdout
+           and "the ranges of the seeds do not overlap" in done.stdout,
+           "experiment.sh prints the losses of both sets and that they differ", said(done))
+    expect_ends(script("experiment.sh", "--lr 1"), 2, ["scripts/experiment.sh"], "experiment.sh needs two sets", None)
+    expect_ends(script("experiment.sh", "--foo 1", "", OUT="runs/mistake"), 2, ["A-1.txt"],
+                "experiment.sh: a run that fails ends it, with the place of its output", None)
 
 
 if __name__ == "__main__":

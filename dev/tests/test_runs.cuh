@@ -252,7 +252,7 @@ TEST("runs: --resume with other options") {
                    contains(less.out, "there were 3004 tokens to train on, now there are 2000\n"),
                "--resume accepts the model's own sizes; a change of the data is printed", less, equal.err);
     const Outcome fewer = run("train --resume --out @/longer --steps 9");
-    expect_run(fewer.code == 0 && contains(fewer.out, scratch("@/longer is at step 14 of --steps 9")),
+    expect_run(fewer.code == 0 && contains(fewer.out, scratch("@/longer is at step 14 and has reached --steps 9")),
                "--resume with --steps below the run's step prints that step", fewer);
     const std::string path = scratch("@/longer/step_000014/trainer.json");
     json older = read_json(path);
@@ -307,6 +307,39 @@ TEST("runs: loss scaling") {
     expect_run(fixed.code == 0 && state("@/fixed/step_000010") == "null" &&
                    same_checkpoint("@/fixed/step_000010", "@/first/step_000010") == !by_default,
                "--loss-scaling 128 changes no bit in BF16 and FP32, and some in FP16", fixed);
+}
+
+// ==== budgets ================================================================
+
+TEST("runs: --tokens and --minutes") {
+    need_first_run();
+    const std::string LESS = "train" + SMALL + "--micro-batch 2 --warmup 2 --checkpoint-every 4 --eval-every 5 ";
+    const Outcome steps = run(LESS + "--steps 10 --out @/ten_steps"), tokens = run(LESS + "--tokens 310 --out @/tokens");
+    expect_run(tokens.code == 0 && log_of("@/tokens") == log_of("@/ten_steps") &&
+                   same_checkpoint("@/tokens/step_000010", "@/ten_steps/step_000010"),
+               "--tokens 310 makes the 10 steps of 32 tokens that reach them, with the bits of --steps 10", tokens,
+               steps.err);
+    begin_from("@/other", "@/tokens", "/step_000004");
+    expect_same_run("@/tokens", "train --resume", "--tokens, resumed at step 4");
+    const Outcome more = run("train --resume --out @/tokens --steps 12"), reached =
+        run("train --resume --out @/tokens --tokens 100");
+    expect_run(more.code == 0 && contains(more.out, "done       2 steps") && reached.code == 0 &&
+                   contains(reached.out, scratch("@/tokens is at step 12 and has reached --tokens 100")),
+               "--resume with another budget replaces the run's", more, reached.out);
+
+    const Outcome minutes = run(LESS + "--minutes 0.02 --schedule linear --min-lr 0 --out @/minutes");
+    const json last = json::parse(log_of("@/minutes").back());
+    double lr = 1;
+    for (const std::string& line : log_of("@/minutes")) lr = json::parse(line).value("lr", lr);
+    const long step = last["step"];
+    const json trainer = read_json(scratch(format("@/minutes/step_%06ld/trainer.json", step)));
+    expect_run(minutes.code == 0 && last.contains("val_loss") && last.contains("bits_per_byte") &&
+                   trainer.value("seconds", 0.0) >= 1.2 && lr < 0.5 * trainer["options"]["lr"].get<double>(),
+               "--minutes 0.02 ends after 1.2 s with an evaluation and a checkpoint; the learning rate falls by the clock",
+               minutes, format("lr %g; ", lr));
+    const Outcome spent = run("train --resume --out @/minutes");
+    expect_run(spent.code == 0 && contains(spent.out, "has reached --minutes 0.02"),
+               "a resumed run has the rest of the minutes", spent);
 }
 
 // ==== batch size =============================================================
