@@ -3550,8 +3550,8 @@ AdamW adamw_settings(const Options& o, long step, long skipped = 0, long steps =
 
 // ==== gradient noise scale ===================================================
 // With --noise-every: B_simple, the batch size in tokens around which larger batches begin to save few steps. The
-// gradient of b random tokens is the true gradient G plus noise: E|G_b|^2 = |G|^2 + S / b, where S is the trace of the
-// covariance of one token's gradient. Two batch sizes b < B in a step give unbiased estimates of both:
+// gradient of b tokens is the true gradient G plus noise: E|G_b|^2 = |G|^2 + S / b, where S is the trace of the
+// covariance of one sequence's gradient, times its tokens. Two batch sizes b < B give unbiased estimates of both:
 //
 //           |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)      S = (|G_b|^2 - |G_B|^2) / (1 / b - 1 / B)
 //           B_simple = average of S / average of |G|^2     exponential moving averages over measured steps
@@ -3569,8 +3569,7 @@ struct NoiseScale { double gradient = 0, trace = 0; };
 // Returns |gradients|^2 of this rank before they are summed over ranks, and then starts this sum.
 double own_squared_norm(Model& m) {
     const Layout& y = m.layout;
-    const Grad layer0 = grad_at(m, y.begin(1, Placement::WHOLE));
-    norm_partials(m.a.norm_partials(), m.grads, y.common, layer0, y.layer, y.layers, y.layer);
+    norm_partials(m.a.norm_partials(), m.grads, y.common, grad_at(m, y.common), y.layer, y.layers, y.layer);
     std::vector<float> partials(norm_blocks(y.common, y.layer, y.layers));
     download(partials.data(), m.a.norm_partials(), partials.size() * sizeof(float));
     m.micro_batch = MicroBatch::LAST;
@@ -3640,7 +3639,7 @@ struct TrainingRun {
     long micro_steps = 0;            // micro-batches of the current step, on each GPU
     double tokens_per_step = 0;      // of the current step, over all GPUs
     long step = start.step;          // steps done
-    long tokens = 0;                 // tokens of these steps
+    uint64_t tokens = 0;             // tokens of these steps
     double seconds = 0;              // with --minutes: time of these steps, evaluations and checkpoints
     uint64_t next_window = start.window;
     long tried = start.step;         // the last step after which a checkpoint was attempted or is forbidden
@@ -3661,8 +3660,8 @@ struct TrainingRun {
 void load_run(TrainingRun& run, const Setup& setup) {
     const Options& o = run.o;
     const bool counts_tokens = run.start.trainer.contains("tokens");   // older checkpoints do not
-    run.tokens = counts_tokens ? whole_number<long>(run.start.trainer, "tokens", run.start.dir + "/trainer.json")
-                               : static_cast<long>(run.start.window * setup.T);
+    run.tokens = counts_tokens ? whole_number<uint64_t>(run.start.trainer, "tokens", run.start.dir + "/trainer.json")
+                               : run.start.window * setup.T;
     const json seconds = run.start.trainer.contains("seconds") ? run.start.trainer["seconds"] : json(0.0);
     if (!seconds.is_number() || seconds < 0)
         throw UserError("%s/trainer.json: \"seconds\": expected a number of seconds", run.start.dir.c_str());
@@ -3685,7 +3684,7 @@ void load_run(TrainingRun& run, const Setup& setup) {
 
 bool is_complete(const TrainingRun& run) {
     const Options& o = run.o;
-    return o.minutes > 0 ? run.seconds >= 60 * o.minutes : o.tokens > 0 ? run.tokens >= o.tokens : run.step >= o.steps;
+    return o.minutes > 0 ? run.seconds >= 60 * o.minutes : o.tokens > 0 ? run.tokens >= uint64_t(o.tokens) : run.step >= o.steps;
 }
 
 // Returns the expected number of steps of the whole run. With --tokens and --minutes it is the number of steps done over
@@ -3698,13 +3697,28 @@ long expected_steps(const TrainingRun& run) {
     return std::lround(std::clamp(run.step > 0 ? run.step / part : first, run.step + 1.0, double(MAX_STEPS)));
 }
 
-// Sets the batch of the next step.
+// Sets the batch of the next step, whose micro-batches --batch-ramp determines.
 void begin_step(TrainingRun& run) {
     const Setup& s = run.m.setup;
     const long micro_steps = micro_batches_after(run.tokens, run.o, s);
     if (micro_steps != run.micro_steps) run.m.graphs.clear();   // those of micro-steps hold the divisor of the loss
     run.micro_steps = micro_steps;
     run.tokens_per_step = static_cast<double>(micro_steps) * s.N() * s.data();
+}
+
+// Forward and backward of a step: gradients add up over micro-batches. Returns own_squared_norm() if the step measures
+// the noise scale.
+std::optional<double> accumulate_gradients(TrainingRun& run, Loader& loader) {
+    const long every = run.o.noise_every, micro_steps = run.micro_steps;
+    const bool measures = every > 0 && (run.step + 1) % every == 0 && micro_steps * world.size > 1;
+    std::optional<double> squared;
+    for (long micro = 1; micro <= micro_steps; micro++) {
+        micro_step(run.m, loader.current(), static_cast<size_t>(run.tokens_per_step),
+                   micro < micro_steps || measures ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
+        loader.advance();
+        if (measures && micro == (world.alone() ? 1 : micro_steps)) squared = own_squared_norm(run.m);
+    }
+    return squared;
 }
 
 // Returns loss, norm, scale and speed of the step that started at `began`. Blocks until the device is done.
@@ -3875,25 +3889,15 @@ void train_loop(TrainingRun& run) {
             const bool counts_fp8 = has_fp8(m) && due(o.eval_every);
             if (counts_fp8) fp8_scales<Fp8Step::START_COUNTING>(m.a.fp8_scales(), scale_count(m));
 
-            // Forward and backward: gradients add up over micro-batches.
-            const bool measures = o.noise_every > 0 && step % o.noise_every == 0 && run.micro_steps * world.size > 1;
-            const long measured = !measures ? 0 : world.alone() ? 1 : run.micro_steps;   // after this micro-batch
-            double squared = 0;
-            for (long micro = 1; micro <= run.micro_steps; micro++) {
-                micro_step(m, loader.current(), static_cast<size_t>(run.tokens_per_step),
-                           micro < run.micro_steps || measures ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
-                loader.advance();
-                if (micro == measured) squared = own_squared_norm(m);
-            }
-
-            // Update.
+            // Forward, backward, update.
+            const std::optional<double> squared = accumulate_gradients(run, loader);
             const AdamW settings = adamw_settings(o, run.step, run.scale.skipped, expected_steps(run));
             update(m, settings);
 
             // Log.
             const StepResult result = step_result(run, began, settings.lr);
             run.step = step;
-            run.tokens += static_cast<long>(run.tokens_per_step);
+            run.tokens += static_cast<uint64_t>(run.tokens_per_step);
             run.next_window += static_cast<uint64_t>(run.tokens_per_step) / m.setup.T;
             run.bytes_sent += world.bytes_sent - sent_before;
             if (!result.is_finite) {
@@ -3903,7 +3907,7 @@ void train_loop(TrainingRun& run) {
                                                                                       run.last_checkpoint.c_str());
             }
             json record = step_record(run, result, due(o.eval_every));
-            if (measures) add_noise(record, run, result, squared);
+            if (squared) add_noise(record, run, result, *squared);
             run.log.write(record);
             if (counts_fp8) {
                 run.log.write({{"step", step}, {"fp8", fp8_record(m)}});

@@ -116,9 +116,9 @@ long accumulation_steps(const Options& o, const Setup& s) {
 }
 
 // Returns accumulation_steps() of the step after `tokens` tokens of training: with --batch-ramp, linear in `tokens`.
-long micro_batches_after(long tokens, const Options& o, const Setup& s) {
+long micro_batches_after(uint64_t tokens, const Options& o, const Setup& s) {
     const long last = accumulation_steps(o, s), first = micro_batches_of("--batch-ramp", o.batch_ramp.from, s);
-    if (tokens >= o.batch_ramp.tokens) return last;
+    if (tokens >= static_cast<uint64_t>(o.batch_ramp.tokens)) return last;
     if (first > last)
         throw UserError("--batch-ramp %ld: expected at most the %ld tokens of --total-batch", o.batch_ramp.from,
                         last * static_cast<long>(s.N()) * s.data());

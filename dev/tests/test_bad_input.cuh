@@ -247,6 +247,10 @@ TEST("bad folders") {
     for (const char* window : {"-1", "0.5", "false"})
         cases.push_back({"trainer.json", format("{\"step\": 10, \"next_window\": %s}", window),
                          {"next_window", window}});
+    for (const char* noise : {"1", "[1]", "[1, null]"})
+        cases.push_back({"trainer.json", format("{\"step\": 10, \"next_window\": 1, \"noise\": %s}", noise),
+                         {"noise", "two numbers"}});
+    cases.push_back({"trainer.json", "{\"step\": 10, \"next_window\": 1, \"tokens\": -1}", {"tokens", "-1"}});
     for (const char* scale : {"0", "33554432", "1.5", "null"})
         cases.push_back({"trainer.json", scaled(scale), {"scale", scale}});
     auto damage = [](const std::string& file, const std::string& bytes) {
