@@ -676,7 +676,7 @@ template <typename G> void try_adamw(Trial& trial, const AdamWCase& c, bool has_
     const AdamW a = {c.lr, 0.9f, 0.95f, 1e-3f, has_master ? 0.25f : 0, c.clip, 1 - 0.9f * 0.9f * 0.9f,
                      1 - 0.95f * 0.95f * 0.95f};
     const size_t layers = 2;
-    const Strides strides = {c.n + 32, c.n + 32, c.n + 48, c.n + 16};
+    const Strides strides = {c.n + 32, c.n + 32, c.n + 48, c.n + 16, c.n + 16};
     const size_t all = layers * strides.master;
     const Values w0 = has_master ? random_values<float>(all) : random_values<floatX>(all);
     Values g0 = random_values<G>(layers * strides.grads, has_master ? -3 : 0.25, 3),

@@ -190,6 +190,11 @@ void require_consistent(const Setup& s) {
                         "fp8 takes any number", FP8_ROWS, s.B, s.T);
     if (s.zero > last_stage(s))
         throw UserError("--zero 3: expected 0, 1 or 2 with --matmul fp8, which keeps all weights in FP8 on each GPU");
+    if (s.optimizer == Optimizer::MUON && (s.tensor > 1 || s.zero > 0))
+        throw UserError("--optimizer muon: expected --zero 0 without --tensor-parallel, since each GPU updates whole "
+                        "matrices; found --zero %d, --tensor-parallel %d", s.zero, s.tensor);
+    if (s.optimizer == Optimizer::MUON && s.master_weights == MasterWeights::NONE)
+        throw UserError("--optimizer muon: expected --master-weights fp32, found none");
     if (s.master_weights == MasterWeights::FP32) return;
     if (s.precision == DType::FP32)
         throw UserError("--master-weights none: expected weights in 16 bits, found fp32, which are their own master "
@@ -223,6 +228,7 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, const Memor
     Setup s = {c, o.micro_batch, o.seq_len ? o.seq_len : c.context, o.recompute, o.grad_dtype, purpose, head_rows,
                o.attention, precision_of(o)};
     s.master_weights = o.master_weights;
+    s.optimizer = o.optimizer;
     s.gpus = world.alone() ? std::max(1, o.gpus) : static_cast<int>(world.size);
     s.tensor = o.tensor_parallel;
     require_tensor_parallel(s);
