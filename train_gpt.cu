@@ -10,8 +10,7 @@
 //                             graphs
 //    2  kernels               column sums, embedding, layernorm, bias, gelu, attention, loss scaling, cross-entropy,
 //                             gradient norm, adamw, init. Each begins with formulas and the least bytes or FLOPs (cost)
-//    3  matmul                cuBLASLt, row-major; bias, GELU and their gradients as epilogues; muon, an optimizer made
-//                             of matmuls
+//    3  matmul                cuBLASLt, row-major; bias, GELU and their gradients as epilogues; muon, made of matmuls
 //    4  model                 sizes; one table of parameters and one of activations (name, shape, dtype, copies), from
 //                             which memory, init, checkpoints and the plan follow; many GPUs; operands; fp8
 //    5  training step         forward, recompute, backward, update
@@ -2024,42 +2023,36 @@ void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, si
 }
 
 // ==== muon ===================================================================
-// update    m = mu m + (1 - mu) g,   u = mu m + (1 - mu) g: Nesterov momentum, mu = 0.95, g as in section "adamw"
-//           X = u / max(|u|, 1e-7), the Frobenius norm; then 5 times:   A = X X^T,   X = a X + (b A + c A A) X
+// update    m = mu m + (1 - mu) g,   u = mu m + (1 - mu) g   (Nesterov momentum, mu = 0.95; g as in section "adamw")
+//           X = u / max(|u|, 1e-7), the Frobenius norm; then 5 times   A = X X^T,   X = a X + (b A + c A A) X
 //           w -= lr * (0.2 sqrt(max(rows, columns)) X + decay * w)
-//           With u = U S V^T, its singular value decomposition, these Newton-Schulz iterations move all singular values
-//           close to 1 (about 0.7 to 1.2), so X is close to U V^T: as far in rare directions as in frequent ones. The
-//           factor 0.2 sqrt(...) gives X the RMS of AdamW's updates, so that both use one --lr and --weight-decay
-// shapes    (rows, columns): attproj, fc, fcproj, and Q, K, V separately, which are column blocks of qkv with a row
-//           stride of 3C | master = w, m fp32, no v | weights floatX | grads fp32 or 16 bits | X, A floatX
-//           AdamW updates all other parameters
-// mapping   matmuls on the smaller side: for rows > columns, A = X^T X and X = a X + X (b A + c A A), by flags of the
+//           These Newton-Schulz iterations move all singular values of X close to 1, so that rare directions change as
+//           much as frequent ones. The factor 0.2 sqrt(...) gives X the RMS of AdamW's updates: one --lr serves both
+// shapes    (rows, columns): attproj, fc, fcproj, and separately Q, K and V, column blocks of qkv with row stride 3C
+//           master = w, m fp32, no v | weights, X, A floatX | grads fp32 or 16 bits. AdamW updates all other parameters
+// mapping   matmuls on the smaller side: for rows > columns A = X^T X and X = a X + X (b A + c A A), by flags of the
 //           matmul. In the other kernels blocks stride over rows, and threads over the packs of a row
-// cost      compute: 10 n^2 (2 k + n) FLOPs, n the smaller and k the larger side. 300 C^3 for a layer: the FLOPs of
-//           forward and backward for about 4 C tokens. Bandwidth: 40 bytes per parameter in BF16 with FP32 gradients
-// source    Jordan 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon with adjust_lr_fn="match_rms_adamw" (Liu et
-//           al. 2025, "Muon is Scalable for LLM Training", section 2.2)
+// cost      compute: 10 n^2 (2 k + n) FLOPs, n the smaller and k the larger side. For a layer 300 C^3, as many as its
+//           matmuls for about 4 C tokens. Bandwidth: 38 bytes per parameter in BF16 with FP32 gradients
+// source    Jordan 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon with adjust_lr_fn="match_rms_adamw"
 
 constexpr float MUON_MOMENTUM = 0.95f, MUON_EPS = 1e-7f, MUON_RMS = 0.2f;
 constexpr float NEWTON_SCHULZ[] = {3.4445f, -4.775f, 2.0315f};   // a, b, c
 constexpr int NEWTON_SCHULZ_STEPS = 5;
-
-struct Matrix { size_t rows, columns, stride; };   // stride: elements from one row to the next
+struct MatrixView { size_t rows, columns, stride; };   // stride: elements from one row to the next
 
 // Calls visit(i, at) for each pack of this thread: its offsets in contiguous rows and in rows with the stride.
-template <typename Visit> __device__ __forceinline__ void for_each_pack(const Matrix& x, Visit visit) {
+template <typename Visit> __device__ __forceinline__ void for_each_pack(const MatrixView& x, Visit visit) {
     for (size_t row = blockIdx.x; row < x.rows; row += gridDim.x)
         for (size_t c = threadIdx.x * PACK_FP32; c < x.columns; c += blockDim.x * PACK_FP32)
             visit(row * x.columns + c, row * x.stride + c);
 }
 
 enum class MuonPass { MOMENTUM, NORMALISE };
-
-// MOMENTUM updates m, and each block writes a partial sum of u^2. NORMALISE computes u again, out = u / max(|u|, eps),
-// and sets grads to 0.
+// MOMENTUM updates m, and each block writes a partial sum of u^2. NORMALISE computes u again, X, and sets grads to 0.
 template <MuonPass PASS, typename G>
 __global__ void muon_kernel(floatX* out, float* partials, float* m, G* grads, const float* norm,
-                            const LossScale* loss_scale, const AdamW* settings, Matrix x) {
+                            const LossScale* loss_scale, const AdamW* settings, MatrixView x) {
     constexpr bool FIRST = PASS == MuonPass::MOMENTUM;
     const float unscale = loss_scale->unscale, scale = gradient_scale(unscale, settings->clip, norm);
     if (FIRST && unscale == 0) return;   // a skipped step only sets grads to 0
@@ -2088,7 +2081,7 @@ __global__ void muon_kernel(floatX* out, float* partials, float* m, G* grads, co
 
 // w -= lr * (factor * step + decay * w)
 __global__ void muon_update_kernel(floatX* weights, float* master, const floatX* step, const LossScale* loss_scale,
-                                   const AdamW* settings, float factor, Matrix x) {
+                                   const AdamW* settings, float factor, MatrixView x) {
     if (loss_scale->unscale == 0) return;
     const float lr = settings->lr, decay = settings->weight_decay;
     for_each_pack(x, [&](size_t i, size_t at) {
@@ -2101,15 +2094,15 @@ __global__ void muon_update_kernel(floatX* weights, float* master, const floatX*
     });
 }
 
-// Returns the result, which is in scratch as x is: its first rows * columns elements. scratch: as for muon()
+// Returns the last X (rows, columns). scratch: 2 (rows * columns + n^2) elements, n the smaller side; the first X.
 const floatX* newton_schulz(floatX* scratch, size_t rows, size_t columns) {
     const size_t n = std::min(rows, columns), k = std::max(rows, columns);
     const bool tall = rows > columns;
-    floatX *x = scratch, *y = x + n * k, *const A = y + n * k, *const polynomial = A + n * n;
-    const MatmulShape gram = {n, n, k, tall ? Op::TRANSPOSED : Op::AS_IS, tall ? Op::AS_IS : Op::TRANSPOSED, FLOATX,
-                              Into::ASSIGN, Epilogue::NONE};
+    const auto [first, second] = tall ? std::pair{Op::TRANSPOSED, Op::AS_IS} : std::pair{Op::AS_IS, Op::TRANSPOSED};
+    const MatmulShape gram = {n, n, k, first, second, FLOATX, Into::ASSIGN, Epilogue::NONE};
     const MatmulShape square = {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ADD, Epilogue::NONE};
     const MatmulShape whole = {rows, columns, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ADD, Epilogue::NONE};
+    floatX *x = scratch, *y = x + n * k, *const A = y + n * k, *const polynomial = A + n * n;
     const auto [a, b, c] = NEWTON_SCHULZ;
     for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++, std::swap(x, y)) {
         matmul({A, x, x, gram});
@@ -2119,10 +2112,9 @@ const floatX* newton_schulz(floatX* scratch, size_t rows, size_t columns) {
     return x;
 }
 
-// Updates one matrix. scratch: 2 (rows * columns + n^2) elements, n the smaller side; partials: NORM_BLOCKS. In FP32
-// builds weights and master are the same memory.
+// scratch: as for newton_schulz(); partials: NORM_BLOCKS fp32; others as for adamw()
 void muon(floatX* weights, float* master, Grad grads, float* m, floatX* scratch, float* partials, const float* norm,
-          const LossScale* loss_scale, const AdamW* settings, const Matrix& x) {
+          const LossScale* loss_scale, const AdamW* settings, const MatrixView& x) {
     const size_t blocks = std::min(NORM_BLOCKS, x.rows);
     with_type(grads, [&](auto* g) {
         typedef std::remove_pointer_t<decltype(g)> G;
@@ -2131,8 +2123,8 @@ void muon(floatX* weights, float* master, Grad grads, float* m, floatX* scratch,
         launch("muon_normalise", muon_kernel<MuonPass::NORMALISE, G>, blocks, BLOCK, 0, scratch, partials, m,
                updated(g), norm, loss_scale, settings, x);
     });
-    const floatX* step = newton_schulz(scratch, x.rows, x.columns);
-    launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, weights, updated(master), step, loss_scale, settings,
+    launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, weights, updated(master),
+           newton_schulz(scratch, x.rows, x.columns), loss_scale, settings,
            MUON_RMS * sqrtf(static_cast<float>(std::max(x.rows, x.columns))), x);
 }
 
@@ -2313,7 +2305,7 @@ struct Layout {
     size_t gpus, tensor, rank, layers;
     size_t common = 0, common_decayed = 0;   // elements of group 0, and the number of those with weight decay
     size_t layer = 0, layer_decayed = 0;     // the same for each layer's group
-    size_t skipped = 0;                      // the first elements of each layer's group that the block does not have
+    size_t skipped = 0;                      // elements of each layer's group, the first ones, that are not stored
 
     size_t elements() const { return common + layers * layer; }
     size_t elements(Placement p) const { return part(0, p) + layers * part(1, p); }
@@ -2569,8 +2561,8 @@ bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_
 
 // What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
 // Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, and the one above
-// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected.
-int last_stage(const Setup& s) { return s.matmul == MatmulIn::FLOATX ? 3 : 2; }
+// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs whole matrices.
+int last_stage(const Setup& s) { return s.optimizer == Optimizer::MUON ? 0 : s.matmul == MatmulIn::FLOATX ? 3 : 2; }
 Placement weights_placement(const Setup& s) { return s.zero >= 3 ? Placement::SHARDED : Placement::WHOLE; }
 Placement grads_placement(const Setup& s) { return s.zero >= 2 ? Placement::SHARDED : Placement::WHOLE; }
 Placement states_placement(const Setup& s) { return s.zero >= 1 ? Placement::SHARDED : Placement::WHOLE; }
@@ -3174,17 +3166,16 @@ void update_groups(Model& m, size_t g, size_t groups) {
           m.a.unchanged());
 }
 
-// Muon for the matrices of all layers.
+// Muon for the matrices of all layers, with Q, K and V as three.
 void update_matrices(Model& m) {
-    for (const ParameterRow& row : parameter_table(m.w, m.config))
-        for (size_t l = 0; on_muon(m.setup, row) && l < row.copies; l++) {
-            const size_t pieces = row.tensor == &m.w.qkvw ? 3 : 1, columns = row.shape[1] / pieces;
-            for (size_t piece = 0; piece < pieces; piece++) {
-                const size_t at = m.layout.place(row, l) + piece * columns;
-                muon(m.weights + at, m.master + at, grad_at(m, at), m.adam_m + at, m.a.muon(), m.a.norm_partials(),
-                     m.a.norm(), m.a.loss_scale(), m.a.adamw(), {row.shape[0], columns, row.shape[1]});
-            }
+    for (const ParameterRow& row : parameter_table(m.w, m.config)) {
+        const size_t pieces = row.tensor == &m.w.qkvw ? 3 : 1, columns = row.shape.back() / pieces;
+        for (size_t i = 0; on_muon(m.setup, row) && i < row.copies * pieces; i++) {
+            const size_t at = m.layout.place(row, i / pieces) + i % pieces * columns;
+            muon(m.weights + at, m.master + at, grad_at(m, at), m.adam_m + at, m.a.muon(), m.a.norm_partials(),
+                 m.a.norm(), m.a.loss_scale(), m.a.adamw(), {row.shape[0], columns, row.shape[1]});
         }
+    }
 }
 
 // The gradient norm, then AdamW for group 0 and for all layers at once. Each rank reduces its own
@@ -3413,16 +3404,6 @@ void read_fp8_history(Model& m, const Start& start) {
         throw UserError("%s/trainer.json: \"%s\": expected a list of %zu numbers from 0 on, for %d layers",
                         start.dir.c_str(), key, expected, m.config.layers);
     set_fp8_history(m, history.get<std::vector<float>>());
-}
-
-void require_same_optimizer(const Options& o, const Start& start) {
-    if (start.trainer.is_null()) return;
-    const json options = start.trainer.value("options", json::object());
-    const json before = options.value("optimizer", "adamw"), now = describe(o, TRAIN)["optimizer"];
-    if (before != now)
-        throw UserError("--optimizer %s: %s holds the moments of %s; expected --optimizer %s, or a new run with --from",
-                        now.get<std::string>().c_str(), start.dir.c_str(), json_text(before).c_str(),
-                        json_text(before).c_str());
 }
 
 void load_start(Model& m, const Start& start, uint64_t seed) {
@@ -3780,7 +3761,6 @@ void load_run(TrainingRun& run, const Setup& setup) {
     run.text_files = text_files(run.start.dir, setup.config, run.data.train.bytes_only());
     if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
     allocate(run.m, setup);
-    require_same_optimizer(o, run.start);
     load_start(run.m, run.start, o.seed);
     const std::vector<double> bytes_read = from_all(Safetensors::bytes_read);   // all ranks have read their parts
     if (o.verbose && !world.alone() && !run.start.dir.empty()) {
