@@ -189,11 +189,12 @@ def presets(page, train_gpt, models):
 
 def exclusions(page, show):
     """Checks that options which exclude each other are disabled, and replaced if they were selected."""
-    ids = ("zero-3", "grads-fp16", "grads-bf16", "matmul-fp8", "matmul-fp8-all")
+    ids = ("zero-1", "zero-2", "zero-3", "grads-fp16", "grads-bf16", "matmul-fp8", "matmul-fp8-all")
     for more, disabled, checked in (
             (dict(grads="bf16", matmul="fp8", zero=3), {"zero-3", "grads-fp16"}, {"zero-2", "grads-bf16"}),
             (dict(precision="fp16", grads="bf16", matmul="fp8"), {"grads-bf16", "matmul-fp8", "matmul-fp8-all"},
-             {"matmul-plain", "grads-fp32"})):
+             {"matmul-plain", "grads-fp32"}),
+            (dict(optimizer="muon", zero=2), {"zero-1", "zero-2", "zero-3", "grads-fp16"}, {"zero-0"})):
         show(setting(gpus=8, **more))
         found = {id for id in ids if page.is_disabled(f"#{id}")}
         chosen = set(page.eval_on_selector_all("input:checked", "all => all.map(e => e.id)"))
