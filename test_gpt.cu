@@ -676,14 +676,14 @@ template <typename G> void try_adamw(Trial& trial, const AdamWCase& c, bool has_
     const AdamW a = {c.lr, 0.9f, 0.95f, 1e-3f, has_master ? 0.25f : 0, c.clip, 1 - 0.9f * 0.9f * 0.9f,
                      1 - 0.95f * 0.95f * 0.95f};
     const size_t layers = 2;
-    const Strides strides = {c.n + 32, c.n + 32, c.n + 48, c.n + 16};
+    const Strides strides = {c.n + 32, c.n + 32, c.n + 48, c.n + 16, c.n + 16};
     const size_t all = layers * strides.master;
     const Values w0 = has_master ? random_values<float>(all) : random_values<floatX>(all);
     Values g0 = random_values<G>(layers * strides.grads, has_master ? -3 : 0.25, 3),
-        m0 = random_values<float>(layers * strides.moments, 0.25, 1);
-    const Values v0 = random_values<float>(layers * strides.moments, 0, 1);
+        m0 = random_values<float>(layers * strides.m, 0.25, 1);
+    const Values v0 = random_values<float>(layers * strides.m, 0, 1);
     for (size_t l = 0; l < layers && !has_master; l++)
-        for (size_t i = 0; i < c.n; i += 10) g0[l * strides.grads + i] = m0[l * strides.moments + i] = 0;
+        for (size_t i = 0; i < c.n; i += 10) g0[l * strides.grads + i] = m0[l * strides.m + i] = 0;
     const auto got = trial.run([&] {
         const DeviceArray<float> master(has_master ? w0 : Values{0}), m(m0), v(v0), norm(Values{c.norm});
         const DeviceArray<LossScale> scale(std::vector<LossScale>{{1, c.unscale}});
@@ -706,7 +706,7 @@ template <typename G> void try_adamw(Trial& trial, const AdamWCase& c, bool has_
     const Number scale = (clips ? Number(c.clip) / (Number(c.norm) + 1e-6) : Number(1)) * c.unscale;
     for (size_t l = 0; l < layers; l++)
         for (size_t i = 0; i < c.n; i++) {
-            const size_t at_w = l * strides.master + i, at_m = l * strides.moments + i;
+            const size_t at_w = l * strides.master + i, at_m = l * strides.m + i;
             const double raw = std::exchange(grads[l * strides.grads + i], 0);
             const Number g = scale * raw;
             if (c.unscale == 0) continue;
@@ -744,6 +744,71 @@ TEST("kernels: adamw") {
     for (size_t n : sizes)
         for (float lr : {1e-1f, 1e-3f, 1e-5f})   // leaves few, some and almost all weights unchanged
             for_each_gradient_type([&](auto type) { try_adamw<decltype(type)>(trial, {n, 0, 0, NAN, 1, lr}, false); });
+}
+
+// ==== muon ===================================================================
+
+template <typename T> T* pointer(const DeviceArray<T>& array) { return array; }
+
+struct MuonCase { size_t rows, columns, gap; double norm; float unscale; };   // gap: elements between rows
+
+// The gaps between rows must not change. unscale 0 skips the step: it only clears the gradients.
+template <typename G> void try_muon_kernels(Trial& trial, const MuonCase& c) {
+    const MatrixView x = {c.rows, c.columns, c.columns + c.gap};
+    trial.at(format("%zu x %zu, stride %zu, norm %g, unscale %g", x.rows, x.columns, x.stride, c.norm, c.unscale));
+    const AdamW a = {3e-2f, 0.9f, 0.95f, 1e-3f, 0.25f, 1, 1, 1};
+    const size_t all = x.rows * x.stride, n = x.rows * x.columns, blocks = std::min(NORM_BLOCKS, x.rows);
+    const Values w0 = random_values<float>(all), g0 = random_values<G>(all, -3, 3), m0 = random_values<float>(all),
+                 step0 = random_values<floatX>(n);
+    constexpr auto FIRST = muon_kernel<MuonPass::MOMENTUM, G>, SECOND = muon_kernel<MuonPass::NORMALISE, G>;
+    const auto got = trial.run([&] {
+        const DeviceArray<float> master(w0), m(m0), norm(Values{c.norm}), partials(blocks);
+        const DeviceArray<LossScale> scale(std::vector<LossScale>{{1, c.unscale}});
+        const DeviceArray<AdamW> settings(1);
+        const DeviceArray<floatX> weights(w0), out(n), step(step0);
+        const DeviceArray<G> grads(g0);
+        floatX* const rounded = SEPARATE_MASTER ? weights : reinterpret_cast<floatX*>(static_cast<float*>(master));
+        set_adamw(settings, a);
+        for (auto [name, kernel] : {std::pair{"muon_momentum", FIRST}, {"muon_normalise", SECOND}})
+            launch(name, kernel, blocks, BLOCK, 0, pointer(out), pointer(partials), pointer(m), pointer(grads),
+                   pointer(norm), pointer(scale), pointer(settings), x);
+        launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, rounded, pointer(master), pointer(step),
+               pointer(scale), pointer(settings), 0.5f, x);
+        return Outputs{master.values(), m.values(), grads.values(), out.values(), weights.values()};
+    });
+    Numbers w = numbers(w0), m = numbers(m0), u(n);
+    Values grads = g0, rounded = values_stored_as<floatX>(w);
+    const Number scale = (c.norm > a.clip ? Number(a.clip) / (Number(c.norm) + 1e-6) : Number(1)) * c.unscale;
+    const Number mu = MUON_MOMENTUM, rest = 1 - MUON_MOMENTUM;
+    Number squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = i / x.columns * x.stride + i % x.columns;
+        const Number g = rest * scale * std::exchange(grads[at], 0);
+        if (c.unscale == 0) continue;
+        m[at] = mu * m[at] + g;
+        u[i] = mu * m[at] + g;
+        squares += u[i] * u[i];
+        w[at] = w[at] - Number(a.lr) * (Number(0.5) * step0[i] + Number(a.weight_decay) * w[at]);
+        rounded[at] = stored_as<floatX>(got[0][at]);
+    }
+    trial.compare<float>("master", got[0], w);
+    trial.compare<float>("m", got[1], m);
+    trial.equal("gradients", got[2], grads);
+    if (SEPARATE_MASTER) trial.equal("weights", got[4], rounded);
+    if (c.unscale == 0) return;
+    for (Number& v : u) v = v / sqrt(squares);
+    trial.compare<floatX>("X", got[3], u);
+}
+
+TEST("kernels: muon") {
+    for_each_gradient_type([&](auto type) {
+        using G = decltype(type);
+        Trial trial(format("muon, gradients of %zu bytes", sizeof(G)));
+        for (auto [rows, columns] : {std::pair<size_t, size_t>{48, 48}, {16, 80}, {1100, 16}, {37, 272}})
+            for (size_t gap : {0, 32})
+                for (auto [norm, unscale] : {std::pair{8.0, 1.0f / 3}, {0.5, 1.0f}, {double(INFINITY), 0.0f}})
+                    try_muon_kernels<G>(trial, {rows, columns, gap, norm, unscale});
+    });
 }
 
 // ==== init ===================================================================
@@ -1153,6 +1218,52 @@ private:
     double ratio_ = -1, error_ = 0, limit_ = 0;
 };
 
+// ==== Newton-Schulz ==========================================================
+
+// X (rows, columns) by Newton-Schulz iterations in double precision.
+std::vector<double> newton_schulz_reference(std::vector<double> x, size_t rows, size_t columns) {
+    const auto [a, b, c] = NEWTON_SCHULZ;
+    typedef std::vector<double> Doubles;
+    // p (M, N) = alpha A (M, K) B (K, N) + beta add
+    auto product = [](const Doubles& A, const Doubles& B, size_t M, size_t N, double alpha, double beta,
+                      const Doubles& add) {
+        Doubles p(M * N);
+        const size_t K = A.size() / M;
+        for (size_t i = 0; i < M; i++)
+            for (size_t j = 0; j < N; j++) {
+                for (size_t k = 0; k < K; k++) p[i * N + j] += alpha * A[i * K + k] * B[k * N + j];
+                p[i * N + j] += beta * add[i * N + j];
+            }
+        return p;
+    };
+    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
+        Doubles transposed(x.size());
+        for (size_t i = 0; i < x.size(); i++) transposed[i % columns * rows + i / columns] = x[i];
+        const Doubles gram = product(x, transposed, rows, rows, 1, 0, Doubles(rows * rows));
+        x = product(product(gram, gram, rows, rows, c, b, gram), x, rows, columns, 1, a, x);
+    }
+    return x;
+}
+
+TEST("kernels: Newton-Schulz") {
+    Near near("Newton-Schulz iterations equal the double-precision reference's");
+    for (auto [rows, columns] : {std::pair<size_t, size_t>{48, 48}, {16, 80}, {272, 48}}) {
+        const Values x = random_values<floatX>(rows * columns, -0.5, 0.5);
+        double squares = 0;
+        for (double v : x) squares += v * v;
+        std::vector<double> unit(x.begin(), x.end());
+        for (double& v : unit) v = static_cast<float>(floatX(float(v / std::sqrt(squares))));
+        Values all(2 * (rows * columns + std::pow(std::min(rows, columns), 2)));
+        std::copy(unit.begin(), unit.end(), all.begin());
+        const DeviceArray<floatX> scratch(all);
+        const std::vector<floatX> got = from_device(newton_schulz(scratch, rows, columns), rows * columns);
+        const std::vector<float> found(got.begin(), got.end());
+        const std::vector<double> expected = newton_schulz_reference(unit, rows, columns);
+        near.see(format("%zu x %zu", rows, columns), relative_l2(found, {expected.begin(), expected.end()}),
+                 FLOATX == DType::FP32 ? 1e-5 : FLOATX == DType::FP16 ? 1e-2 : 5e-2);
+    }
+}
+
 // ==== against PyTorch ========================================================
 // data/reference holds a model, tokens and PyTorch's results in float64, and for each result the relative errors of
 // PyTorch's own FP32, BF16 and FP16 results: dev/reference/README.md.
@@ -1198,6 +1309,7 @@ struct Reference {
     Setup setup(DType grad_dtype = DType::FP32) const {
         Setup s = small_setup(config, B, T);
         s.grad_dtype = grad_dtype;
+        if (file.metadata().contains("optimizer")) s.optimizer = Optimizer::MUON;
         return s;
     }
     void load(Model& m, const Setup& s) const {
@@ -1249,7 +1361,7 @@ void test_steps(const Reference& r, DType grad_dtype, const std::string& heading
         losses.push_back(take_loss(m) / (r.accumulation * m.setup.N()));
         norms.push_back(fetch(m.a.norm()));
     }
-    Near(heading + format("losses of %ld AdamW steps equal PyTorch's", r.steps),
+    Near(heading + format("losses of %ld steps equal PyTorch's", r.steps),
          relative_l2(losses, r.values("step_loss")), r.limit("step_loss", grad_dtype));
     Near(heading + "gradient norms equal PyTorch's, in steps with and without clipping",
          relative_l2(norms, r.values("step_norm")), r.limit("step_norm", grad_dtype));
@@ -1287,6 +1399,13 @@ TEST("model against PyTorch") {
         test_gradients(r, naive, format("%s, naive attention: ", name));
         test_gradients(r, chunked, format("%s, head in chunks of 7 rows: ", name));
     }
+}
+
+TEST("model against PyTorch: muon") {
+    const Reference r("muon");
+    for (DType grad_dtype : {DType::FP32, GRAD16})
+        if (FLOATX != DType::FP32 || grad_dtype == DType::FP32)
+            test_steps(r, grad_dtype, format("torch.optim.Muon, gradients in %s: ", name_of(grad_dtype)));
 }
 
 // Compares with the portable attention kernels to one ulp of 1.0 in floatX.
@@ -1424,6 +1543,11 @@ TEST("memory") {
                      s.grad_dtype = grad_dtype;
                      s.attention = attention;
                 });
+    for (int gpus : {1, 5})
+        expect_with(format("--optimizer muon, GPUs: %d", gpus), [&](Setup& s) {
+            s.optimizer = Optimizer::MUON;
+            s.gpus = gpus;
+        });
     for (int zero = 0; zero <= 3; zero++)
         expect_with(format("--zero %d, 5 GPUs", zero), [&](Setup& s) { s.gpus = 5, s.zero = zero; });
     for (MatmulIn matmul : {MatmulIn::FP8, MatmulIn::FP8_ALL})

@@ -10,7 +10,7 @@
 //                             graphs
 //    2  kernels               column sums, embedding, layernorm, bias, gelu, attention, loss scaling, cross-entropy,
 //                             gradient norm, adamw, init. Each begins with formulas and the least bytes or FLOPs (cost)
-//    3  matmul                cuBLASLt, row-major; bias, GELU and their gradients as epilogues
+//    3  matmul                cuBLASLt, row-major; bias, GELU and their gradients as epilogues; muon, made of matmuls
 //    4  model                 sizes; one table of parameters and one of activations (name, shape, dtype, copies), from
 //                             which memory, init, checkpoints and the plan follow; many GPUs; operands; fp8
 //    5  training step         forward, recompute, backward, update
@@ -1562,8 +1562,13 @@ struct AdamW {                           // floats only
     float correction1, correction2;      // 1 - beta^t
 };
 
+// The factor of the gradients: 1 / loss scale, and clipping.
+__device__ __forceinline__ float gradient_scale(float unscale, float clip, const float* norm) {
+    return unscale * (clip > 0 ? fminf(1.0f, clip / (*norm + 1e-6f)) : 1.0f);
+}
+
 // Elements from one layer to the next.
-struct Strides { size_t weights, master, grads, moments; };
+struct Strides { size_t weights, master, grads, m, v; };
 
 // M is float. Without master weights it is floatX, and `master` is the weights; then the kernel adds to *unchanged the
 // number of weights that changed in FP32 but not after rounding to floatX.
@@ -1577,11 +1582,10 @@ __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, flo
     weights += layer * strides.weights;
     master += layer * strides.master;
     grads += layer * strides.grads;
-    m += layer * strides.moments;
-    v += layer * strides.moments;
+    m += layer * strides.m;
+    v += layer * strides.v;
     const AdamW a = *settings;
-    const float unscale = loss_scale->unscale;
-    const float scale = unscale * (a.clip > 0 ? fminf(1.0f, a.clip / (*norm + 1e-6f)) : 1.0f);
+    const float unscale = loss_scale->unscale, scale = gradient_scale(unscale, a.clip, norm);
     const float zero[PACK_FP32] = {};
     const Span span = my_span(n, PACK_FP32);
     if (unscale == 0) {   // the step is skipped
@@ -1790,6 +1794,7 @@ struct Product {
     MatmulShape shape;
     const float *a_factor = nullptr, *b_factor = nullptr;   // for FP8 operands: 1 / scale, in device memory
     const void* add = nullptr;   // (M,N), as out, for Into::ADD: what is added; null: the old out
+    float alpha = 1, beta = 1;   // out = alpha A B + beta add
     // Of the epilogue, floatX: its inputs, and its second output, a pre-activation (M,N) or a bias gradient (N).
     const void *bias = nullptr, *pre_activation = nullptr;
     void* second_out = nullptr;
@@ -1876,10 +1881,10 @@ MatmulPlan& matmul_plan(const Product& p) {
 }
 
 cublasStatus_t multiply(const MatmulPlan& plan, const Product& p, const cublasLtMatmulAlgo_t& algorithm) {
-    const float alpha = 1, beta = p.shape.into == Into::ADD ? 1 : 0;
+    const float beta = p.shape.into == Into::ADD ? p.beta : 0;
     const void* added = p.add ? p.add : p.out;
     set_pointers(plan, p);
-    return cublasLtMatmul(device.matmul, plan.operation, &alpha, p.b, plan.a, p.a, plan.b, &beta, added, plan.out,
+    return cublasLtMatmul(device.matmul, plan.operation, &p.alpha, p.b, plan.a, p.a, plan.b, &beta, added, plan.out,
                           p.out, plan.out, &algorithm, device.matmul_workspace, matmul_workspace_bytes(),
                           device.stream);
 }
@@ -2021,6 +2026,112 @@ void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, si
     matmul(fp8_product(dw.data, inp, Op::TRANSPOSED, dout, Op::AS_IS, C, OC, N, dw.dtype, Into::ADD));
 }
 
+// ==== muon ===================================================================
+// update    m = mu m + (1 - mu) g,   u = mu m + (1 - mu) g   (Nesterov momentum, mu = 0.95; g as in section "adamw")
+//           X = u / max(|u|, 1e-7), the Frobenius norm; then 5 times   A = X X^T,   X = a X + (b A + c A A) X
+//           w -= lr * (0.2 sqrt(max(rows, columns)) X + decay * w)
+//           These Newton-Schulz iterations move all singular values of X close to 1, so that rare directions change as
+//           much as frequent ones. The factor 0.2 sqrt(...) gives X the RMS of AdamW's updates: one --lr serves both
+// shapes    (rows, columns): attproj, fc, fcproj, and separately Q, K and V, column blocks of qkv with row stride 3C
+//           master = w, m fp32, no v | weights, X, A floatX | grads fp32 or 16 bits. AdamW updates all other parameters
+// mapping   matmuls on the smaller side: for rows > columns A = X^T X and X = a X + X (b A + c A A), by flags of the
+//           matmul. In the other kernels blocks stride over rows, and threads over the packs of a row
+// cost      compute: 10 n^2 (2 k + n) FLOPs, n the smaller and k the larger side. For a layer 300 C^3, as many as its
+//           matmuls for about 4 C tokens. Bandwidth: 38 bytes per parameter in BF16 with FP32 gradients
+// source    Jordan 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon with adjust_lr_fn="match_rms_adamw"
+
+constexpr float MUON_MOMENTUM = 0.95f, MUON_EPS = 1e-7f, MUON_RMS = 0.2f;
+constexpr float NEWTON_SCHULZ[] = {3.4445f, -4.775f, 2.0315f};   // a, b, c
+constexpr int NEWTON_SCHULZ_STEPS = 5;
+struct MatrixView { size_t rows, columns, stride; };   // stride: elements from one row to the next
+
+// Calls visit(i, at) for each pack of this thread: its offsets in contiguous rows and in rows with the stride.
+template <typename Visit> __device__ __forceinline__ void for_each_pack(const MatrixView& x, Visit visit) {
+    for (size_t row = blockIdx.x; row < x.rows; row += gridDim.x)
+        for (size_t c = threadIdx.x * PACK_FP32; c < x.columns; c += blockDim.x * PACK_FP32)
+            visit(row * x.columns + c, row * x.stride + c);
+}
+
+enum class MuonPass { MOMENTUM, NORMALISE };
+// MOMENTUM updates m, and each block writes a partial sum of u^2. NORMALISE computes u again, X, and sets grads to 0.
+template <MuonPass PASS, typename G>
+__global__ void muon_kernel(floatX* out, float* partials, float* m, G* grads, const float* norm,
+                            const LossScale* loss_scale, const AdamW* settings, MatrixView x) {
+    constexpr bool FIRST = PASS == MuonPass::MOMENTUM;
+    const float unscale = loss_scale->unscale, scale = gradient_scale(unscale, settings->clip, norm);
+    if (FIRST && unscale == 0) return;   // a skipped step only sets grads to 0
+    float sum = 0;
+    for (unsigned i = threadIdx.x; !FIRST && i < gridDim.x; i += blockDim.x) sum += partials[i];
+    const float inverse = FIRST ? 0 : 1 / fmaxf(sqrtf(block_sum(sum)), MUON_EPS);
+    for_each_pack(x, [&](size_t i, size_t at) {
+        float g[PACK_FP32], m1[PACK_FP32], u[PACK_FP32];
+        load(g, grads + at);
+        load(m1, m + at);
+        for (int k = 0; k < PACK_FP32; k++) {
+            const float added = (1 - MUON_MOMENTUM) * scale * g[k];
+            if (FIRST) m1[k] = MUON_MOMENTUM * m1[k] + added;
+            u[k] = MUON_MOMENTUM * m1[k] + added;
+            if (FIRST) sum += u[k] * u[k];
+            u[k] *= inverse;
+            g[k] = 0;
+        }
+        if (FIRST) return store(m + at, m1);
+        store(out + i, u);
+        store(grads + at, g);
+    });
+    if (FIRST) sum = block_sum(sum);
+    if (FIRST && threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+// w -= lr * (factor * step + decay * w)
+__global__ void muon_update_kernel(floatX* weights, float* master, const floatX* step, const LossScale* loss_scale,
+                                   const AdamW* settings, float factor, MatrixView x) {
+    if (loss_scale->unscale == 0) return;
+    const float lr = settings->lr, decay = settings->weight_decay;
+    for_each_pack(x, [&](size_t i, size_t at) {
+        float w[PACK_FP32], s[PACK_FP32];
+        load(w, master + at);
+        load(s, step + i);
+        for (int k = 0; k < PACK_FP32; k++) w[k] -= lr * (factor * s[k] + decay * w[k]);
+        store(master + at, w);
+        if (static_cast<const void*>(weights) != master) store(weights + at, w);
+    });
+}
+
+// Returns the last X (rows, columns). scratch: 2 (rows * columns + n^2) elements, n the smaller side; the first X.
+const floatX* newton_schulz(floatX* scratch, size_t rows, size_t columns) {
+    const size_t n = std::min(rows, columns), k = std::max(rows, columns);
+    const bool tall = rows > columns;
+    const auto [first, second] = tall ? std::pair{Op::TRANSPOSED, Op::AS_IS} : std::pair{Op::AS_IS, Op::TRANSPOSED};
+    const MatmulShape gram = {n, n, k, first, second, FLOATX, Into::ASSIGN, Epilogue::NONE};
+    const MatmulShape square = {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ADD, Epilogue::NONE};
+    const MatmulShape whole = {rows, columns, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ADD, Epilogue::NONE};
+    floatX *x = scratch, *y = x + n * k, *const A = y + n * k, *const polynomial = A + n * n;
+    const auto [a, b, c] = NEWTON_SCHULZ;
+    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++, std::swap(x, y)) {
+        matmul({A, x, x, gram});
+        matmul({polynomial, A, A, square, nullptr, nullptr, A, c, b});
+        matmul({y, tall ? x : polynomial, tall ? polynomial : x, whole, nullptr, nullptr, x, 1, a});
+    }
+    return x;
+}
+
+// scratch: as for newton_schulz(); partials: NORM_BLOCKS fp32; others as for adamw()
+void muon(floatX* weights, float* master, Grad grads, float* m, floatX* scratch, float* partials, const float* norm,
+          const LossScale* loss_scale, const AdamW* settings, const MatrixView& x) {
+    const size_t blocks = std::min(NORM_BLOCKS, x.rows);
+    with_type(grads, [&](auto* g) {
+        typedef std::remove_pointer_t<decltype(g)> G;
+        launch("muon_momentum", muon_kernel<MuonPass::MOMENTUM, G>, blocks, BLOCK, 0, scratch, partials, updated(m), g,
+               norm, loss_scale, settings, x);
+        launch("muon_normalise", muon_kernel<MuonPass::NORMALISE, G>, blocks, BLOCK, 0, scratch, partials, m,
+               updated(g), norm, loss_scale, settings, x);
+    });
+    launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, weights, updated(master),
+           newton_schulz(scratch, x.rows, x.columns), loss_scale, settings,
+           MUON_RMS * sqrtf(static_cast<float>(std::max(x.rows, x.columns))), x);
+}
+
 // ==== model: sizes ===========================================================
 
 struct Preset { const char* name; Config config; };
@@ -2064,6 +2175,7 @@ struct Setup {
     Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
     Fp8Accumulation fp8_accumulation = Fp8Accumulation::FP32;
     MasterWeights master_weights = MasterWeights::FP32;
+    Optimizer optimizer = Optimizer::ADAMW;
 
     int gpus = 1, tensor = 1, zero = 0;   // see section "many GPUs"
     size_t rank = 0;                      // no size depends on it
@@ -2197,6 +2309,7 @@ struct Layout {
     size_t gpus, tensor, rank, layers;
     size_t common = 0, common_decayed = 0;   // elements of group 0, and the number of those with weight decay
     size_t layer = 0, layer_decayed = 0;     // the same for each layer's group
+    size_t skipped = 0;                      // elements of each layer's group, the first ones, that are not stored
 
     size_t elements() const { return common + layers * layer; }
     size_t elements(Placement p) const { return part(0, p) + layers * part(1, p); }
@@ -2215,7 +2328,7 @@ struct Layout {
         return begin(g, p) + (p == Placement::WHOLE ? number(g, rank) * shard(g) : 0);
     }
     size_t place(const ParameterRow& row, size_t l) const {   // the offset of a tensor in a whole block
-        return row.is_split() ? begin(1 + l, Placement::WHOLE) + row.offset : row.offset + l * row.elements;
+        return row.is_split() ? begin(1 + l, Placement::WHOLE) + row.offset - skipped : row.offset + l * row.elements;
     }
 };
 
@@ -2231,6 +2344,17 @@ Layout layout_of(const Config& c, size_t gpus = 1, size_t tensor = 1, size_t ran
     return y;
 }
 Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.tensor, s.rank); }
+
+// Muon updates the parameters of a layer that have weight decay: its matrices. AdamW's v has the others only.
+bool on_muon(const Setup& s, const ParameterRow& row) {
+    return s.optimizer == Optimizer::MUON && row.is_split() && row.decays();
+}
+Layout layout_of_v(const Setup& s) {
+    Layout y = layout_of(s);
+    if (s.optimizer == Optimizer::MUON) y.layer -= y.skipped = std::exchange(y.layer_decayed, 0);
+    return y;
+}
+
 std::vector<ParameterRow> parameter_table(const Setup& s) { return parameter_table(s.config, s.tensor, s.rank); }
 
 // What a rank's block holds of its part of a tensor: elements first ... first + count - 1, at offset `at` in the block.
@@ -2266,6 +2390,7 @@ struct Activations {
     // Workspace. Batches: one in use, one in transfer, one for evaluation and sampling.
     Tensor<float> partials, norm_partials, norm;
     Tensor<AdamW> adamw;
+    Tensor<floatX> muon;
     Tensor<LossScale> loss_scale;
     Tensor<double> loss;
     Tensor<int> inputs, targets, order, first, counter;
@@ -2409,6 +2534,8 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
         });
         if (s.attention == Attention::FLASH) append({row(a.att_d, "att_d", {B, NH, T}, 1)});
         else append({rowX(a.dprobs, "dprobs", {B, NH, T, T}, 1)});
+        if (s.optimizer == Optimizer::MUON)
+            append({row_of(a.muon, "muon", s.precision, {10, C, C}, 1, Category::WORKSPACE)});
         if (s.master_weights == MasterWeights::NONE)
             append({{&a.unchanged, "unchanged", {1}, "int64", sizeof(unsigned long long), 1, Category::WORKSPACE}});
     }
@@ -2438,8 +2565,8 @@ bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_
 
 // What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
 // Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, and the one above
-// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected.
-int last_stage(const Setup& s) { return s.matmul == MatmulIn::FLOATX ? 3 : 2; }
+// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs whole matrices.
+int last_stage(const Setup& s) { return s.optimizer == Optimizer::MUON ? 0 : s.matmul == MatmulIn::FLOATX ? 3 : 2; }
 Placement weights_placement(const Setup& s) { return s.zero >= 3 ? Placement::SHARDED : Placement::WHOLE; }
 Placement grads_placement(const Setup& s) { return s.zero >= 2 ? Placement::SHARDED : Placement::WHOLE; }
 Placement states_placement(const Setup& s) { return s.zero >= 1 ? Placement::SHARDED : Placement::WHOLE; }
@@ -2463,7 +2590,7 @@ Plan plan(const Setup& s) {
         const size_t states = y.elements(states_placement(s)) * sizeof(float);
         if (has_master(s)) plan.add(Category::MASTER, states);
         plan.add(Category::ADAM_M, states);
-        plan.add(Category::ADAM_V, states);
+        plan.add(Category::ADAM_V, layout_of_v(s).elements(states_placement(s)) * sizeof(float));
     }
     Activations nowhere;
     for (const ActivationRow& row : activation_table(nowhere, s)) plan.add(row.category, row.bytes());
@@ -2620,8 +2747,8 @@ void allocate_parameters(Model& m, const Setup& s) {
     bind(m.g, s.config, y, m.grad_buffers.data, s.grad_dtype, grad_copies(s.zero, y.layers));
     if (has_master(s)) m.master = static_cast<float*>(block("master", states, sizeof(float)));
     else if (!SEPARATE_MASTER) m.master = reinterpret_cast<float*>(m.weights);
-    for (float** moment : {&m.adam_m, &m.adam_v})
-        *moment = static_cast<float*>(block("Adam's moments", states, sizeof(float)));
+    m.adam_m = static_cast<float*>(block("Adam's m", states, sizeof(float)));
+    m.adam_v = static_cast<float*>(block("Adam's v", layout_of_v(s).elements(states_placement(s)), sizeof(float)));
 }
 
 void set_loss_scale(Model& m, const LossScale& scale) { upload(m.a.loss_scale(), &scale, sizeof(scale)); }
@@ -3028,17 +3155,31 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch
     });
 }
 
-// AdamW for this rank's part of `groups` groups from g on.
+// AdamW for this rank's part of `groups` groups from g on, without Muon's matrices, the first elements of a layer.
 void update_groups(Model& m, size_t g, size_t groups) {
-    const Layout& y = m.layout;
+    const Layout &y = m.layout, v = layout_of_v(m.setup);
     const Placement part = states_placement(m.setup), weights = weights_placement(m.setup);
     const Placement master = master_placement(m.setup), grads = grads_placement(m.setup);
-    auto at = [&](Placement placement) { return update_begin(m, g, placement); };
-    const size_t n = y.part(g, part), before = part == Placement::WHOLE ? 0 : y.number(g, y.rank) * n;
+    const size_t n = v.part(g, part), skipped = y.part(g, part) - n;
+    auto at = [&](Placement placement) { return update_begin(m, g, placement) + skipped; };
+    const size_t before = skipped + (part == Placement::WHOLE ? 0 : y.number(g, y.rank) * n);
     const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
     adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
-          m.adam_m + at(part), m.adam_v + at(part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n, groups,
-          {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part)}, m.a.unchanged());
+          m.adam_m + at(part), m.adam_v + v.begin(g, part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n,
+          groups, {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part), v.part(g, part)},
+          m.a.unchanged());
+}
+
+// Muon for the matrices of all layers, with Q, K and V as three.
+void update_matrices(Model& m) {
+    for (const ParameterRow& row : parameter_table(m.w, m.config)) {
+        const size_t pieces = row.tensor == &m.w.qkvw ? 3 : 1, columns = row.shape.back() / pieces;
+        for (size_t i = 0; on_muon(m.setup, row) && i < row.copies * pieces; i++) {
+            const size_t at = m.layout.place(row, i / pieces) + i % pieces * columns;
+            muon(m.weights + at, m.master + at, grad_at(m, at), m.adam_m + at, m.a.muon(), m.a.norm_partials(),
+                 m.a.norm(), m.a.loss_scale(), m.a.adamw(), {row.shape[0], columns, row.shape[1]});
+        }
+    }
 }
 
 // The gradient norm, then AdamW for group 0 and for all layers at once. Each rank reduces its own
@@ -3059,6 +3200,7 @@ void update(Model& m, const AdamW& settings) {
         if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
         update_groups(m, 0, 1);
         update_groups(m, 1, y.layers);
+        update_matrices(m);
         clear_gradients(m);
     });
     push_amaxes(m);
@@ -3102,18 +3244,20 @@ Flops flops_per_token(const Setup& s) {
 // has optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training resumes with the same bits. A
 // checkpoint is written under another name, flushed to disk and renamed, so a crash leaves the last good one.
 
-// Calls visit(row, l, name) for every parameter tensor, in the table's order.
-template <typename Visit> void for_each_parameter(const Setup& s, Visit visit) {
+// Calls visit(row, l, name) for every parameter tensor, in the table's order. prefix "v/": only for those with a v.
+template <typename Visit> void for_each_parameter(const Setup& s, Visit visit, const std::string& prefix = "") {
     for (const ParameterRow& row : parameter_table(s))
-        for (size_t l = 0; l < row.copies; l++) visit(row, l, row.name_of_layer(l));
+        for (size_t l = 0; l < row.copies && (prefix != "v/" || !on_muon(s, row)); l++)
+            visit(row, l, row.name_of_layer(l));
 }
 
 // Reads this rank's part of a block of parameters, and only its bytes, from files in which names have `prefix`. T is
 // float or floatX.
 template <typename T, typename Files>
 void read_block(T* block, Placement placement, const Files& files, const Model& m, const std::string& prefix) {
+    const Layout y = prefix == "v/" ? layout_of_v(m.setup) : m.layout;
     for_each_parameter(m.setup, [&](const ParameterRow& row, size_t l, const std::string& name) {
-        const Shard shard = shard_of(m.layout, row, l, placement, m.layout.rank);
+        const Shard shard = shard_of(y, row, l, placement, y.rank);
         std::vector<float> values;
         row.part.for_each_run(shard.first, shard.count, [&](size_t i, size_t n) {
             const std::vector<float> run = files.floats(prefix + name, row.shape, row.part.whole(i), n);
@@ -3125,7 +3269,7 @@ void read_block(T* block, Placement placement, const Files& files, const Model& 
         std::vector<T> mine(shard.count, T(0.0f));   // zeros are the padding
         std::copy(values.begin(), values.end(), mine.begin());
         upload(block + shard.at, mine.data(), mine.size() * sizeof(T));
-    });
+    }, prefix);
 }
 
 void read_weights(Model& m, const std::string& dir) {
@@ -3153,7 +3297,8 @@ void download_tensor(float* values, const Model& m, const float* block, Placemen
         download(exact.data(), m.weights + m.layout.place(row, l), row.elements * sizeof(floatX));
         std::copy(exact.begin(), exact.end(), values);
     } else if (world.first()) {
-        download(values, block + m.layout.place(row, l), row.elements * sizeof(float));
+        const Layout y = block == m.adam_v ? layout_of_v(m.setup) : m.layout;
+        download(values, block + y.place(row, l), row.elements * sizeof(float));
     }
 }
 
@@ -3170,7 +3315,7 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
     for (const NamedBlock& block : blocks)
         for_each_parameter(m.setup, [&](const ParameterRow& row, size_t, const std::string& name) {
             if (file) file->declare(block.prefix + name, row.shape);
-        });
+        }, block.prefix);
     if (file) file->write_header();
     std::vector<float> values;
     for (const NamedBlock& block : blocks)
@@ -3186,7 +3331,7 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
                 if (file) file->write(values.data() + done, std::min(CHUNK, row.file_elements() - done));
                 wait_for_all(WRITING);
             }
-        });
+        }, block.prefix);
     if (file) file->finish();
     wait_for_all(WRITING);
 }

@@ -126,7 +126,7 @@ Failure not_written(long step, const std::exception& error);
 void restore_options(Options& o);
 
 // Prints the changes since the checkpoint in `dir`, if a run is resumed: options and the number of training tokens.
-// trainer: the checkpoint's trainer.json; null when not resuming.
+// trainer: the checkpoint's trainer.json; null when not resuming. Throws UserError if --optimizer changed.
 void print_changes(const Options& o, const json& trainer, const std::string& dir, size_t tokens);
 
 // Returns a hint to append to an error message that begins with the path of the newest checkpoint in `out`; empty for

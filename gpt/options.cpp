@@ -186,6 +186,8 @@ std::vector<Flag> flag_table(Options& o) {
         choice("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"}, "wsd",
                "Learning rate after warm-up. cosine, linear: decay to --min-lr; wsd: constant, then linear decay in "
                "the last fifth of steps."),
+        choice("--optimizer", TRAIN | PLAN, o.optimizer, {"adamw", "muon"}, "muon", "Optimizer of the layers' weight "
+               "matrices. muon orthogonalises their updates, without a second moment; AdamW updates all else."),
         number("--weight-decay", TRAIN, "X", o.weight_decay, {}, "0.05", "Weight decay of matrices and embeddings"),
         number("--grad-clip", TRAIN, "X", o.grad_clip, {}, "0.5", "Maximum norm of the gradient; 0: no clipping"),
         number("--beta1", TRAIN, "X", o.beta1, {0, 0.999999}, "0.9", "AdamW's decay rate of the first moment"),

@@ -25,6 +25,7 @@ constexpr std::array<const char*, 3> FP8_SCALING_NAMES = {"delayed", "current", 
 enum class Fp8Accumulation { FP32, FAST };
 constexpr std::array<const char*, 2> FP8_ACCUMULATION_NAMES = {"fp32", "fast"};
 enum class MasterWeights { FP32, NONE };
+enum class Optimizer { ADAMW, MUON };
 enum class PeakSource { TABLE, MEASURED };
 enum class Tuning { OFF, ON };
 enum class UseGraph { AUTO, OFF, ON };
@@ -75,6 +76,7 @@ struct Options {
     double minutes = 0;            // tokens or minutes, if one is not 0, replaces steps
     double lr = 6e-4, min_lr = -1;
     Schedule schedule = Schedule::COSINE;
+    Optimizer optimizer = Optimizer::ADAMW;
     long noise_every = 0;
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
     long seed = 1337;

@@ -213,6 +213,9 @@ void require_consistent(const Setup& s) {
     if (s.matmul == MatmulIn::FP8_ALL && s.N() % FP8_ROWS != 0)
         throw UserError("--matmul fp8-all: expected a micro-batch of a multiple of %d tokens, found %d x %d; --matmul "
                         "fp8 takes any number", FP8_ROWS, s.B, s.T);
+    if (s.optimizer == Optimizer::MUON && (s.tensor > 1 || s.zero > 0 || s.master_weights == MasterWeights::NONE))
+        throw UserError("--optimizer muon: expected whole matrices with master weights on each GPU: --zero 0, "
+                        "--tensor-parallel 1, --master-weights fp32");
     if (s.zero > last_stage(s))
         throw UserError("--zero 3: expected 0, 1 or 2 with --matmul fp8, which keeps all weights in FP8 on each GPU");
     if (s.master_weights == MasterWeights::FP32) return;
@@ -248,6 +251,7 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, const Memor
     Setup s = {c, o.micro_batch, o.seq_len ? o.seq_len : c.context, o.recompute, o.grad_dtype, purpose, head_rows,
                o.attention, precision_of(o)};
     s.master_weights = o.master_weights;
+    s.optimizer = o.optimizer;
     s.gpus = world.alone() ? std::max(1, o.gpus) : static_cast<int>(world.size);
     s.tensor = o.tensor_parallel;
     require_tensor_parallel(s);
@@ -322,7 +326,7 @@ std::string memory_text(const Plan& p, size_t memory) {
     auto sum = [&](auto... categories) { return (p.bytes[static_cast<int>(categories)] + ...); };
     const std::pair<const char*, size_t> parts[] = {
         {"weights", sum(Category::WEIGHTS)}, {"gradients", sum(Category::GRADIENTS)},
-        {"AdamW", sum(Category::MASTER, Category::ADAM_M, Category::ADAM_V)},
+        {"optimizer", sum(Category::MASTER, Category::ADAM_M, Category::ADAM_V)},
         {"activations", sum(Category::ACTIVATIONS)},
         {"other", sum(Category::BUFFERS, Category::WORKSPACE, Category::CUDA)}};
     std::string text;
@@ -563,7 +567,7 @@ json scan_records(const Options& o, Setup s, size_t memory) {
     const int most = s.gpus;
     std::vector<std::array<int, 2>> grids;   // GPUs, and GPUs in a tensor group
     std::vector<int> tensors = {1, 2, 4, 8};
-    if (o.given.count("--tensor-parallel")) tensors = {o.tensor_parallel};
+    if (o.given.count("--tensor-parallel") || s.optimizer == Optimizer::MUON) tensors = {o.tensor_parallel};
     for (int below = 1; below < 2 * most; below *= 2)
         for (const int t : tensors)
             if (std::min(below, most) % t == 0 && s.config.heads % t == 0 && s.T % t == 0)

@@ -58,6 +58,7 @@ def random_setting(models, rng):
             "precision": rng.choice(["bf16", "bf16", "fp16", "fp32"]), "grads": rng.choice(["fp32", "bf16", "fp16"]),
             "matmul": rng.choice(["plain", "fp8", "fp8-all"]), "attention": rng.choice(["flash", "naive"]),
             "recompute": rng.choice(["none", "selective", "full"]), "zero": rng.randrange(4),
+            "optimizer": rng.choice(["adamw", "adamw", "muon"]),
             "tensor": rng.choice([1, 1, 2, 4]),
             "gigabytes": rng.choice(["0.5", "8", "22.5", "24", "80", "94.123456789", "192", "100000"])}
     if rng.random() < 0.4:
@@ -77,6 +78,8 @@ CORNERS = {     # which random settings may miss
     "the largest model": dict(layers=1024, heads=1024, channels=65536, vocab=4194304, seqlen=4194304, microbatch=1),
     "fp16 gradients": dict(precision="fp16", grads="fp16", gigabytes=16),
     "fp8-all, selective, naive": dict(matmul="fp8-all", recompute="selective", attention="naive"),
+    "Muon": dict(optimizer="muon"),
+    "Muon, 3 GPUs, fp16": dict(optimizer="muon", layers=5, gpus=3, zero=2, precision="fp16"),
     "65536 GPUs, ZeRO 3, small layers": dict(layers=1, heads=1, channels=16, vocab=1, gpus=65536, zero=3),
     "3 GPUs, ZeRO 2, 2 layers, fp32": dict(layers=2, gpus=3, zero=2, precision="fp32"),
     **{f"tensor parallelism {tensor}, {recompute}, {matmul}":
@@ -91,7 +94,8 @@ REJECTED = [dict(heads=64), dict(heads=4), dict(heads=7), dict(heads=1.5), dict(
             dict(matmul="fp8-all", seqlen=17, microbatch=1), dict(microbatch=0), dict(microbatch=32769),
             dict(seqlen=65536, microbatch=32768), dict(gpus=0), dict(gpus=2.5), dict(gpus=65537),
             dict(gpus=4, tensor=3), dict(gpus=5, tensor=5), dict(gpus=4, tensor=4, seqlen=1022),
-            dict(tensor=2), dict(gpus=128, tensor=0), dict(gpus=129, tensor=129), dict(gigabytes=0)]
+            dict(tensor=2), dict(gpus=128, tensor=0), dict(gpus=129, tensor=129), dict(gigabytes=0),
+            dict(gpus=2, tensor=2, optimizer="muon")]
 
 
 # ---- comparisons: each yields its error messages
@@ -185,11 +189,12 @@ def presets(page, train_gpt, models):
 
 def exclusions(page, show):
     """Checks that options which exclude each other are disabled, and replaced if they were selected."""
-    ids = ("zero-3", "grads-fp16", "grads-bf16", "matmul-fp8", "matmul-fp8-all")
+    ids = ("zero-1", "zero-2", "zero-3", "grads-fp16", "grads-bf16", "matmul-fp8", "matmul-fp8-all")
     for more, disabled, checked in (
             (dict(grads="bf16", matmul="fp8", zero=3), {"zero-3", "grads-fp16"}, {"zero-2", "grads-bf16"}),
             (dict(precision="fp16", grads="bf16", matmul="fp8"), {"grads-bf16", "matmul-fp8", "matmul-fp8-all"},
-             {"matmul-plain", "grads-fp32"})):
+             {"matmul-plain", "grads-fp32"}),
+            (dict(optimizer="muon", zero=2), {"zero-1", "zero-2", "zero-3", "grads-fp16"}, {"zero-0"})):
         show(setting(gpus=8, **more))
         found = {id for id in ids if page.is_disabled(f"#{id}")}
         chosen = set(page.eval_on_selector_all("input:checked", "all => all.map(e => e.id)"))

@@ -1,11 +1,13 @@
-"""Writes data/reference/{tiny,odd}.safetensors, the values with which test_gpt.cu compares train_gpt.cu.
+"""Writes data/reference/{tiny,odd,muon}.safetensors, the values with which test_gpt.cu compares train_gpt.cu.
 
 The reference is computed in float64, so its rounding error is negligible, and stored in FP32. The files also contain
 the errors of PyTorch itself in FP32, BF16 and FP16, which are the limits for train_gpt.cu's errors. README.md describes
-the contents.
+the contents. Arguments select files by name: make_reference.py muon
 """
 import json
+import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import safetensors.numpy
@@ -19,11 +21,14 @@ REFERENCE = Path(__file__).resolve().parents[2] / "data" / "reference"
 # tiny has sizes that suit a GPU. odd does not: B*T and the vocabulary are not multiples of any tile size, T is neither
 # a multiple of 16 nor the whole context, and the channels end within a warp. Sizes that are equal in tiny (heads and B,
 # layers and micro-batches) differ in odd, which exposes an index computed from the wrong size. odd has a layer that is
-# neither the first nor the last. Its parameters are FP16 numbers and stored as such, in half the space.
+# neither the first nor the last. Its parameters are FP16 numbers and stored as such, in half the space. muon is a small
+# odd, trained with torch.optim.Muon.
 CASES = {"tiny": dict(config=Config(layers=2, heads=4, channels=64, context=32, vocab=256), B=4, T=32,
                       parameter_dtype=torch.float32),
          "odd": dict(config=Config(layers=3, heads=3, channels=48, context=20, vocab=101), B=5, T=19,
-                     parameter_dtype=torch.float16)}
+                     parameter_dtype=torch.float16),
+         "muon": dict(config=Config(layers=2, heads=3, channels=48, context=20, vocab=53), B=5, T=19,
+                      parameter_dtype=torch.float16, muon=True)}
 
 STEPS, ACCUMULATION = 10, 2
 
@@ -83,18 +88,43 @@ def differentiate(config, parameters, tokens, dtype):
     return logits.detach(), loss.detach(), {name: p.grad.to(wide) / scale for name, p in model.named_parameters()}
 
 
-def train(config, initial, tokens, dtype):
+def block_matrices(master):
+    """Returns pairs of matrices that Muon updates, as views of the weights, and functions that return their gradients:
+    those of a block, of which Q, K and V are separate."""
+    matrices = []
+    for name, parameter in master.items():
+        if name.startswith("h.") and parameter.dim() == 2:
+            parts = 3 if name.endswith("c_attn.weight") else 1
+            matrices += [(torch.nn.Parameter(view), lambda p=parameter, i=i, parts=parts: p.grad.chunk(parts, dim=1)[i])
+                         for i, view in enumerate(parameter.data.chunk(parts, dim=1))]
+    return matrices
+
+
+def muon_step(optimizer, matrices, dtype):
+    """One step of torch.optim.Muon, whose iterations are in BF16, in `dtype`."""
+    for view, gradient in matrices:
+        view.grad = gradient()
+    with mock.patch.object(torch.Tensor, "bfloat16", lambda x: x.to(dtype)):
+        optimizer.step()
+
+
+def train(config, initial, tokens, dtype, muon):
     """Returns loss and gradient norm before each update, and the parameters after the last one.
 
-    With BF16 and FP16 this is mixed precision: only forward and backward use dtype; master weights, gradient
-    accumulation, clipping and AdamW are FP32.
+    With BF16 and FP16 this is mixed precision: only forward, backward and Muon's iterations use dtype; master weights,
+    gradient accumulation, clipping and AdamW are FP32.
     """
     master_dtype = torch.promote_types(dtype, torch.float32)
     master = {name: torch.nn.Parameter(value.to(master_dtype, copy=True)) for name, value in initial.items()}
+    matrices = block_matrices(master) if muon else []
+    of_adamw = [p for name, p in master.items() if not (muon and name.startswith("h.") and p.dim() == 2)]
     optimizer = torch.optim.AdamW(
-        [{"params": [p for p in master.values() if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
-         {"params": [p for p in master.values() if p.dim() < 2], "weight_decay": 0.0}],
+        [{"params": [p for p in of_adamw if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
+         {"params": [p for p in of_adamw if p.dim() < 2], "weight_decay": 0.0}],
         lr=LR, betas=(BETA1, BETA2), eps=EPS)
+    if muon:
+        of_matrices = torch.optim.Muon([view for view, _ in matrices], lr=LR, weight_decay=WEIGHT_DECAY,
+                                       adjust_lr_fn="match_rms_adamw")
     losses, norms = [], []
     for micro_batches in tokens:
         for parameter in master.values():
@@ -108,13 +138,15 @@ def train(config, initial, tokens, dtype):
         losses.append(step_loss)
         norms.append(torch.nn.utils.clip_grad_norm_(list(master.values()), GRAD_CLIP))
         optimizer.step()
+        if muon:
+            muon_step(of_matrices, matrices, dtype)
     return torch.stack(losses), torch.stack(norms), {name: p.detach() for name, p in master.items()}
 
 
-def run(config, parameters, tokens, dtype):
+def run(config, parameters, tokens, dtype, muon):
     """Returns {key in the file: tensor} of all tensors that are compared."""
     logits, loss, gradients = differentiate(config, parameters, tokens[0, 0], dtype)
-    losses, norms, final = train(config, parameters, tokens, dtype)
+    losses, norms, final = train(config, parameters, tokens, dtype, muon)
     return {"logits": logits, "loss": loss.reshape(1), "step_loss": losses, "step_norm": norms,
             **{f"grad/{name}": value for name, value in gradients.items()},
             **{f"final/{name}": value for name, value in final.items()}}
@@ -159,17 +191,17 @@ def serialize(tensors, metadata):
     return data[:8] + json.dumps(header, separators=(",", ":")).encode().ljust(end - 8) + data[end:]
 
 
-def make(name, config, B, T, parameter_dtype, seed):
+def make(name, config, B, T, parameter_dtype, seed, muon=False):
     drawn = {key: value.to(parameter_dtype) for key, value in draw_parameters(config, seed).items()}
     parameters = {key: value.float() for key, value in drawn.items()}
     tokens = draw_tokens(config.vocab, B, T, seed + 1)
-    reference = run(config, parameters, tokens, torch.float64)
+    reference = run(config, parameters, tokens, torch.float64, muon)
     worst = {torch.float32: {}, torch.bfloat16: {}, torch.float16: {}}
     for draw in range(DRAWS):
         variant = perturb(parameters, draw)
-        variant_reference = run(config, variant, tokens, torch.float64)
+        variant_reference = run(config, variant, tokens, torch.float64, muon)
         for dtype, maxima in worst.items():
-            found = errors(run(config, variant, tokens, dtype), variant_reference, variant)
+            found = errors(run(config, variant, tokens, dtype, muon), variant_reference, variant)
             maxima.update({key: max(error, maxima.get(key, 0)) for key, error in found.items()})
     worst = dict(zip(("fp32_error", "bf16_error", "fp16_error"), worst.values()))
     check(reference, *worst.values())
@@ -182,7 +214,7 @@ def make(name, config, B, T, parameter_dtype, seed):
                     context=config.context, vocab=config.vocab, B=B, T=T, steps=STEPS,
                     accumulation=ACCUMULATION, lr=LR, beta1=BETA1, beta2=BETA2, eps=EPS,
                     weight_decay=WEIGHT_DECAY, grad_clip=GRAD_CLIP, fp16_loss_scale=LOSS_SCALE[torch.float16],
-                    torch=torch.__version__)
+                    torch=torch.__version__, **({"optimizer": "muon"} if muon else {}))
     path = REFERENCE / f"{name}.safetensors"
     path.write_bytes(serialize({key: value.numpy() for key, value in tensors.items()},
                                {key: str(value) for key, value in metadata.items()}))
@@ -195,7 +227,8 @@ def make(name, config, B, T, parameter_dtype, seed):
 def main():
     torch.set_num_threads(1)  # with more threads, the order of sums varies
     for seed, (name, case) in enumerate(CASES.items()):
-        make(name, **case, seed=10 * seed)
+        if name in (sys.argv[1:] or CASES):
+            make(name, **case, seed=10 * seed)
 
 
 if __name__ == "__main__":

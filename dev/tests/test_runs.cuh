@@ -234,6 +234,31 @@ TEST("runs: without master weights") {
                "updates below half an ulp accumulate in master weights; without them they have no effect", without);
 }
 
+TEST("runs: muon") {
+    const std::string MUON = TEN + "--optimizer muon ";
+    const Outcome first = run(MUON + "--out @/muon");
+    expect_run(first.code == 0 && double(record_of("@/muon", 10)["loss"]) < double(record_of("@/muon", 0)["loss"]) - 1,
+               "--optimizer muon: the loss falls by more than 1", first);
+    if (first.code != 0) return;
+    begin_from("@/other", "@/muon", "/step_000005");
+    expect_same_run("@/muon", MUON + "--resume --graph on", "--optimizer muon, resumed at step 5 with graphs");
+    const Safetensors optimizer(scratch("@/muon/step_000010/optimizer.safetensors"));
+    size_t wrong = 0;
+    Setup s = small_setup(read_config(scratch("@/muon/step_000010/config.json")), 1, 1);
+    s.optimizer = Optimizer::MUON;
+    for_each_parameter(s, [&](const ParameterRow& row, size_t, const std::string& name) {
+        optimizer.floats("m/" + name, row.shape);
+        const bool has_v = error_of([&] { optimizer.floats("v/" + name, row.shape); }).empty();
+        wrong += has_v == on_muon(s, row);
+    });
+    expect(wrong == 0, "--optimizer muon: a checkpoint has v of all parameters but the matrices of layers");
+    begin_from("@/other", "@/muon", "/step_000005");
+    const Outcome other = run("train --resume --out @/other --optimizer adamw");
+    expect_run(other.code == 2 && contains(other.err, "--optimizer adamw") && contains(other.err, "\"muon\""),
+               "--resume with another --optimizer is an error that names both", other);
+    fs::remove_all(scratch("@/other"));
+}
+
 TEST("runs: --resume with other options") {
     need_first_run();
     copy_files("@/first", "@/longer");
@@ -776,6 +801,11 @@ TEST("runs: plan") {
     expect_run(other.is_object() && other["bytes"]["master"] == 0 &&
                    double(plan["bytes_per_parameter"]) - double(other["bytes_per_parameter"]) == 4,
                "plan: --master-weights none takes 4 bytes less per parameter", without);
+    const json muon = json::parse(run(GPT2 + "--micro-batch 4 --recompute full --optimizer muon").out, nullptr, false);
+    const size_t matrices = 12 * 12 * 768 * 768, before = bytes["adam_v"];
+    expect(muon.is_object() && muon["bytes"]["adam_v"] == before - 4 * matrices &&
+               muon["bytes"]["adam_m"] == bytes["adam_m"],
+           "plan: --optimizer muon has no second moment of the layers' matrices", muon.dump());
     const Outcome full = run("plan --model gpt2-xl --gpu-memory 1GB");
     expect_run(contains(full.out, "311.5 %") && contains(full.out, "623.1 %") && contains(full.out, "does not fit"),
                "plan: a model larger than the memory prints percentages above 100", full);
