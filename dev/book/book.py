@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+"""Writes the book: one page with the program's code, line by line, next to notes and figures.
+
+    make book                                   # build/book/index.html, after building ./train_gpt
+    python3 dev/book/book.py --out FILE [--train-gpt PROGRAM] [--strict]
+
+Notes come from the sources' comments (sources.py) and from the chapters [0-9]*.md in this folder, which consist of
+Markdown and of lines that begin with @:
+
+    @code FILE: SECTION, SECTION    places sections of a source, named after their banners; without them the whole file
+    @at FILE: TEXT                  what follows explains the only line of FILE that contains TEXT
+    @figure NAME                    a picture that figures.py draws
+    @question TEXT                  what follows is its folded answer
+    @links study: NAME | puzzle: N | test: NAME
+
+{{expression:format}} is a number from JSON: plan("FLAGS") is the output of ./train_gpt plan --json, `chapter` is
+data/chapter.json. The figures next to the lines come from runs/inspect/figures.json (make inspect JSON=...), and the
+times of kernels on a GPU from runs/bench-gpu/results.json (make bench-gpu), if these files exist and are newer than the
+sources. In a modified program the book still builds: it lists what no longer matches, and notes of lines that are gone
+move to the head of their chapter's section. With --strict such problems are errors (exit code 1).
+"""
+import argparse
+import html
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "dev"))
+try:
+    import markdown
+    import figures
+    from sources import Library
+except ImportError as error:
+    sys.exit(f"book: {error}: pip install pygments markdown")
+from tables import number, times
+
+FOLDER = ROOT / "dev/book"
+INSPECT, GPU, CHAPTER = (ROOT / path for path in ("runs/inspect/figures.json", "runs/bench-gpu/results.json",
+                                                  "data/chapter.json"))
+DIRECTIVE = re.compile(r"^@(\w+) ?(.*)$")
+NUMBER = re.compile(r"\{\{(.+?)(?::([^:{}\"\]')]*))?\}\}")
+
+
+class Numbers:
+    """The JSON that numbers in the text and in the pictures come from."""
+
+    def __init__(self, program):
+        self.program, self.plans = program, {}
+        self.chapter = {name: part.get("results", part) for name, part in json.loads(CHAPTER.read_text()).items()}
+
+    def run(self, *arguments):
+        try:
+            return subprocess.run([self.program, *arguments], capture_output=True, text=True, check=True,
+                                  timeout=60).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", "") or error
+            print(f"book: {self.program} {shlex.join(arguments)}: {said}".rstrip(), file=sys.stderr)
+            sys.exit(2)
+
+    def plan(self, flags):
+        if flags not in self.plans:
+            self.plans[flags] = json.loads(self.run("plan", "--json", *flags.split()))
+        return self.plans[flags]
+
+
+# ---- figures next to lines
+
+def newer(path, library):
+    """Returns the JSON of a file that is newer than train_gpt.cu, else None with a message."""
+    if not path.exists():
+        return None
+    if path.stat().st_mtime < library.paths["train_gpt.cu"].stat().st_mtime:
+        print(f"book: {path.relative_to(ROOT)} is older than train_gpt.cu, so the page has none of its figures")
+        return None
+    return json.loads(path.read_text())
+
+
+def line_figures(library):
+    """Returns {(file, line): (words, colour class)} from make inspect and make bench-gpu."""
+    found, worst = {}, {}
+    for kernel in (newer(INSPECT, library) or {"kernels": []})["kernels"]:
+        if kernel["launches"] and (place := library.kernel(kernel["range"])):
+            bound = f", {kernel['ratios']['cost']:.2f}× least traffic" if kernel["ratios"].get("cost") else ""
+            found.setdefault(place, []).append(f"≈ {number(kernel['estimate_us'])} µs × {kernel['launches']}{bound}")
+        for space, unit in (("global", "sectors"), ("shared", "wavefronts")):
+            for site in kernel[space]:
+                row = worst.setdefault((site["file"], site["line"]), {}).setdefault(
+                    f"{space} {site['access']}", [0, 0, 0, unit])
+                for i, key in enumerate((unit, f"least_{unit}", "dram_sectors")):
+                    row[i] += site[key]
+    colours = {}
+    for at, rows in worst.items():
+        for what, (count, least, dram, unit) in rows.items():
+            ratio = count / max(1, least)
+            moved = f", {number(dram * 32 / 1e6)} MB" if dram else ""
+            found.setdefault(at, []).append(f"{what}: {unit} {times(ratio)}×{moved}")
+            colours[at] = max(colours.get(at, ""), "r1" if 1.05 < ratio <= 2 else "r2" if ratio > 2 else "")
+    for run in (newer(GPU, library) or {}).get("runs", {}).values():
+        for kernel in (run.get("trace") or {}).get("kernels", []):
+            if place := library.kernel(kernel["name"]):
+                found.setdefault(place, []).append(f"{number(1000 * kernel['ms'])} µs measured")
+    return {at: ("\n".join(list(dict.fromkeys(rows))[:4]), colours.get(at, "")) for at, rows in found.items()}
+
+
+# ---- chapters
+
+class Book:
+    def __init__(self, numbers):
+        self.numbers, self.problems, self.placed, self.contents = numbers, [], set(), []
+        self.library = Library(ROOT)
+        self.options = self.library.options(numbers.run("--help", "markdown"), self.markdown)
+        self.figures = line_figures(self.library)
+
+    def problem(self, words):
+        self.problems.append(words)
+
+    def value(self, match, where):
+        names = {"plan": self.numbers.plan, "chapter": self.numbers.chapter}
+        try:
+            return format(eval(match[1], names), match[2] or "")    # the chapters belong to the program
+        except (KeyError, IndexError, TypeError, ValueError, NameError, SyntaxError) as error:
+            self.problem(f"{where}: {match[0]}: {type(error).__name__}: {error}")
+            return "n/a"
+
+    def markdown(self, text, where=""):
+        """Returns Markdown as HTML: numbers from JSON, names in backticks linked to their definitions."""
+        text = NUMBER.sub(lambda match: self.value(match, where), text)
+        page = markdown.markdown(text, extensions=["tables", "fenced_code", "sane_lists"])
+        page = page.replace("<table>", "<div class=scroll><table>").replace("</table>", "</table></div>")
+
+        def name(match):
+            link = self.library.link(html.unescape(match[1]))
+            if link is None:
+                self.problem(f"{where}: `{html.unescape(match[1])}`: no such name in the sources")
+            return f"<a href=#{link}>{match[0]}</a>" if link else match[0]
+        return re.sub(r"(?<!<pre>)<code>([^<]*)</code>", name, page)
+
+    def note(self, body, where):
+        return f"<div class=text>{self.markdown(body, where)}</div>" if body.strip() else ""
+
+    def pieces(self, path):
+        """Yields (directive, argument, text that follows) for each part of a chapter; the first directive is ''."""
+        kind, argument, lines, fenced = "", "", [], False
+        for line in path.read_text().splitlines():
+            fenced ^= line.startswith("```")
+            match = None if fenced else DIRECTIVE.match(line)
+            if not match:
+                lines.append(line)
+                continue
+            yield kind, argument, "\n".join(lines)
+            kind, argument, lines = match[1], match[2], []
+        yield kind, argument, "\n".join(lines)
+
+    def figure(self, name, where):
+        try:
+            return f"<figure>{getattr(figures, name)(self.numbers)}</figure>"
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            self.problem(f"{where}: @figure {name}: {type(error).__name__}: {error}")
+            return ""
+
+    def notes_of(self, path, pieces):
+        """Returns {file: {line: HTML}} of a chapter's @at notes, and removes them from the pieces."""
+        notes, rest, at = {}, [], None
+        for kind, argument, body in pieces:
+            where = f"{path.name}: {argument or kind}"
+            if kind == "at":
+                file, _, quoted = argument.partition(": ")
+                lines = self.library.find(file, quoted)
+                if len(lines) != 1:
+                    self.problem(f"{path.name}: @at {argument}: {len(lines)} lines contain this text, expected 1")
+                at = (file, lines[0] if len(lines) == 1 else 0)
+                notes.setdefault(self.library.name(file), {}).setdefault(at[1], []).append(self.markdown(body, where))
+            elif kind == "figure" and at:
+                notes[self.library.name(at[0])][at[1]][-1] += self.figure(argument, where) + self.markdown(body, where)
+            else:
+                at = None
+                rest.append((kind, argument, body))
+        return {file: {line: "".join(f"<div class=text>{note}</div>" for note in each)
+                       for line, each in lines.items()} for file, lines in notes.items()}, rest
+
+    def code(self, argument, notes, where):
+        file, _, names = argument.partition(": ")
+        name = self.library.name(file)
+        chosen = self.library.sections(name, names)
+        if not chosen:
+            self.problem(f"{where}: @code {argument}: no such file or section")
+        parts = []
+        for i, section in enumerate(chosen):
+            if section.key in self.placed:
+                self.problem(f"{where}: @code {argument}: {section.key} is placed twice")
+                continue
+            self.placed.add(section.key)
+            lost = notes.get(name, {}).pop(0, "") if i == 0 else ""     # notes whose line no longer exists
+            parts.append(section.html(notes.get(name, {}), self.figures, lost))
+            self.contents[-1][2].append((section.id, section.title))
+        return "".join(parts) + (self.library.comparisons(name) if name.startswith("dev/kernels/") else "")
+
+    def links(self, argument, where):
+        shown = []
+        for kind, _, value in (entry.strip().partition(": ") for entry in argument.split("|")):
+            target = self.library.target(kind, value)
+            if target is None:
+                self.problem(f"{where}: @links {kind}: {value}: does not exist")
+            else:
+                shown.append(f"{kind} {target}")
+        return f"<p class=links>Go on: {'; '.join(shown)}</p>"
+
+    def chapter(self, path):
+        pieces = list(self.pieces(path))
+        title = pieces[0][2].splitlines()[0].lstrip("# ")
+        number_ = len(self.contents) + 1
+        self.contents.append((f"ch{number_}", f"{number_}. {title}", []))
+        pieces[0] = ("", "", "\n".join(pieces[0][2].splitlines()[1:]))
+        notes, pieces = self.notes_of(path, pieces)
+        parts = [f"<h1 id=ch{number_}>{number_}. {html.escape(title)}</h1>"]
+        for kind, argument, body in pieces:
+            where = f"{path.name}: {argument or kind}"
+            if kind == "question":
+                parts.append(f"<details class=question><summary>{self.markdown(argument, where)[3:-4]}</summary>"
+                             f"{self.note(body, where)}</details>")
+                continue
+            if kind == "code":
+                parts.append(self.code(argument, notes, where))
+            elif kind == "figure":
+                parts.append(self.figure(argument, where))
+            elif kind == "links":
+                parts.append(self.links(argument, where))
+            elif kind:
+                self.problem(f"{path.name}: unknown line @{kind}")
+            parts.append(self.note(body, where))
+        return "".join(parts)
+
+    def page(self):
+        chapters = "".join(self.chapter(path) for path in sorted(FOLDER.glob("[0-9]*.md")))
+        rest = [section for section in self.library.all_sections() if section.key not in self.placed]
+        if rest:
+            self.problem("sections in no chapter: " + ", ".join(section.key for section in rest))
+            self.contents.append(("rest", "Other sections", [(section.id, section.title) for section in rest]))
+            chapters += "<h1 id=rest>Other sections</h1>" + "".join(s.html({}, self.figures, "") for s in rest)
+        self.contents.append(("options", "Options", []))
+        contents = "".join(
+            f"<li><a href=#{id_}>{html.escape(title)}</a><small>"
+            + " · ".join(f"<a href=#{at}>{html.escape(name)}</a>" for at, name in sections) + "</small></li>"
+            for id_, title, sections in self.contents)
+        have = "" if self.figures else "This copy has no figures: run <code>make inspect JSON=runs/inspect/figures.json" \
+            "</code> first."
+        template = (FOLDER / "page.html").read_text()
+        for key, value in {"contents": contents, "chapters": chapters, "have": have,
+                           "options": "<h1 id=options>Options</h1>" + self.options}.items():
+            template = template.replace(f"<!-- {key} -->", value)
+        return template
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
+    parser.add_argument("--out", type=Path, default=ROOT / "build/book/index.html", metavar="FILE",
+                        help="the page (default: build/book/index.html)")
+    parser.add_argument("--train-gpt", default=str(ROOT / "train_gpt"), metavar="PROGRAM",
+                        help="the trainer, which prints the plans and options (default: ./train_gpt)")
+    parser.add_argument("--strict", action="store_true", help="exit code 1 if a note, name or number does not match")
+    options = parser.parse_args()
+    began = time.monotonic()
+    book = Book(Numbers(options.train_gpt))
+    page = book.page()
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(page)
+    except OSError as error:
+        print(f"book: --out {options.out}: {error.strerror}; expected a path that can be written", file=sys.stderr)
+        return 2
+    for words in book.problems:
+        print(f"book: {words}", file=sys.stderr)
+    print(f"{options.out}: {len(page.encode()) / 1e6:.2f} MB in {time.monotonic() - began:.1f} s")
+    return 1 if options.strict and book.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

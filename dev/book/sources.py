@@ -1,0 +1,328 @@
+"""The sources as sections of highlighted lines, with their comments as notes and their names linked to definitions."""
+import difflib
+import functools
+import html
+import re
+
+from pygments.lexers import CudaLexer
+from pygments.token import Comment, Keyword, Name, Number, String
+
+BANNER = re.compile(r"// ==== (.+?) =+$")
+TAGS = {Comment: "i", Keyword: "b", String: "u", Number: "s"}        # short, because the page has many of them
+NOT_NAMES = {"__launch_bounds__", "__align__", "defined", "decltype", "static_assert", "sizeof"}
+# Definitions begin in the first column. (regular expression, may its name be linked without a following parenthesis?)
+DEFINITIONS = [
+    (re.compile(r"(?:template <[^{]*> )?(?:struct|class|enum class|enum|union) (?:__align__\(\w+\) )?(\w+)"), True),
+    (re.compile(r"(?:static |inline )*constexpr [\w:<>*, ]+? (\w+)(?:\[[^=]*\])? ="), True),
+    (re.compile(r"(?:static|extern) [\w:<>*, ]+[ *](\w+)(?: =|;|\[|\{)"), True),
+    (re.compile(r"using (\w+) =|typedef .* (\w+);|#define (\w+)"), True)]
+FUNCTION = re.compile(r"(\w+)\((?!\))|(\w+)\(\)")
+MEMBERS = re.compile(r"^(?:template <typename Kind> )?struct (Parameters|Activations) \{\n(.*?)^\};", re.M | re.S)
+KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?) {2,}(\S.*)")
+WORD = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|[A-Za-z_]\w*\(?")
+
+
+def escaped(words):
+    return html.escape(words, quote=False)
+
+
+class Section:
+    """Lines first ... last - 1 of a source, from one banner to the next. Lines are counted from 0."""
+
+    def __init__(self, library, file, title, first, last, id_):
+        self.library, self.file, self.first, self.last, self.id = library, file, first, last, id_
+        self.title = title or file
+        self.key = f"{file}: {title}" if title else file
+
+    def head_of(self, line):
+        """Returns the first line of the function, or other top-level code with its comment, that contains a line."""
+        lines = self.library.lines[self.file]
+        while line > self.first and (not lines[line] or lines[line][0] in " }#" or lines[line].startswith("//")):
+            line -= 1
+        while line > self.first and lines[line - 1] and lines[line - 1][0] not in " }#":
+            line -= 1
+        return line
+
+    def html(self, notes, figures, lost):
+        """Returns rows of note, code and figures. `notes` ({line from 1: HTML}) stand above the code that they explain,
+        `lost` at the section's head."""
+        lines, above, row, rows = self.library.lines[self.file], {}, self.first, []
+        for line, note in notes.items():
+            if self.first <= line - 1 < self.last:
+                above.setdefault(self.head_of(line - 1), []).append(f"<div id=n-{self.library.id(self.file, line)}>"
+                                                                    f"{note}</div>")
+        banner = BANNER.match(lines[self.first])
+        place = f"<small>{escaped(self.file)}</small>" if self.title != self.file else ""
+        heading = f"<h2 id={self.id}>{escaped(self.title)}{place}</h2>"
+        while row < self.last:
+            comment, code = row, row
+            while code < self.last and lines[code].lstrip().startswith("//") and (code == row or code not in above):
+                code += 1
+            end = code
+            while end < self.last and (end == row or end not in above) and not lines[end].lstrip().startswith("//"):
+                end += 1
+            end = max(end, code)
+            first = comment + 1 if banner and row == self.first else comment
+            note = self.library.prose(lines[first:code])
+            wide = banner and row == self.first or "<dl>" in note or "<pre>" in note
+            rows += above.get(row, [])
+            if wide:
+                rows.append(f"<div class=banner>{note}</div>")
+            rows.append(f"<div class=row><div class=note>{'' if wide else note}</div><div class=code>"
+                        f"{self.lines_html(comment, code, 'k', notes, figures)}"
+                        f"{self.lines_html(code, end, '', notes, figures)}</div></div>")
+            row = end
+        return f"<section>{heading}{lost}{''.join(rows)}</section>"
+
+    def lines_html(self, first, last, kind, notes, figures):
+        rows = []
+        for line in range(first + 1, last + 1):
+            id_ = self.library.id(self.file, line)
+            words, colour = figures.get((self.file, line), ("", ""))
+            data = f' data-f="{html.escape(words)}"' if words else ""
+            mark = f"<a class=mark href=#n-{id_}></a>" if line in notes else ""
+            rows.append(f"<p id={id_}{f' class={colour}' if colour else ''}{data}>{mark}"
+                        f"{self.library.highlighted[self.file][line - 1]}</p>")
+        return f'<div class="l {kind}" style="counter-reset:n {first}">{"".join(rows)}</div>' if rows else ""
+
+
+class Library:
+    def __init__(self, root):
+        self.root = root
+        paths = [root / "train_gpt.cu", *sorted(root.glob("gpt/*.cuh")), *sorted(root.glob("dev/kernels/*.cu"))]
+        self.paths = {str(path.relative_to(root)): path for path in paths}
+        self.text = {name: path.read_text() for name, path in self.paths.items()}
+        self.lines = {name: text.splitlines() for name, text in self.text.items()}
+        self.letters = {name: f"{'abcdefghijklmnopqrstuvwxyz'[i // 26]}{'abcdefghijklmnopqrstuvwxyz'[i % 26]}"
+                        for i, name in enumerate(self.paths)}
+        self.flags, self.definitions, self.members, self.free = set(), {}, {}, set()
+        for name in self.paths:
+            self.define(name)
+        for match in MEMBERS.finditer(self.text["train_gpt.cu"]):
+            line = self.text["train_gpt.cu"].count("\n", 0, match.start(2))
+            for i, row in enumerate(match[2].splitlines(), line + 1):
+                for names in re.findall(r"^ +[\w<> ]+? (\w+(?:, \w+)*);", row):
+                    self.members.update((member, ("train_gpt.cu", i)) for member in names.split(", "))
+        self.highlighted = {name: self.highlight(name) for name in self.paths}
+        self.parts = {name: self.split(name) for name in self.paths}
+
+    def id(self, file, line):
+        return f"{self.letters[file]}{line}"
+
+    def name(self, file):
+        """Returns the path of a source from the top folder; `file` may be the end of it."""
+        return next((name for name in self.paths if f"/{name}".endswith(f"/{file}")), file)
+
+    def find(self, file, quoted):
+        """Returns the lines that contain a text, counted from 1."""
+        return [i for i, line in enumerate(self.lines.get(self.name(file), []), 1) if quoted in line]
+
+    # ---- sections
+
+    def split(self, file):
+        lines = self.lines[file]
+        starts = [i for i, line in enumerate(lines) if BANNER.match(line)]
+        titles = [BANNER.match(lines[i])[1] for i in starts]
+        if not starts or starts[0] > 0:
+            starts, titles = [0, *starts], ["header" if starts else "", *titles]
+        return [Section(self, file, title, first, last, f"{self.letters[file]}-{i}")
+                for i, (title, first, last) in enumerate(zip(titles, starts, [*starts[1:], len(lines)]))]
+
+    def sections(self, file, names):
+        """Returns the sections of a file whose titles are in a list with commas, or all; [] if one does not exist."""
+        parts = {section.title: section for section in self.parts.get(file, [])}
+        if not names:
+            return list(parts.values())
+        chosen = [title for title in parts if re.search(rf"(^|, ){re.escape(title)}(, |$)", names)]
+        return [parts[title] for title in sorted(chosen, key=names.index)] if ", ".join(
+            sorted(chosen, key=names.index)) == names else []
+
+    def all_sections(self):
+        return [section for parts in self.parts.values() for section in parts]
+
+    # ---- names
+
+    def define(self, file):
+        depth_of_params = False
+        for i, line in enumerate(self.lines[file], 1):
+            if not line or line[0] in " }/":
+                continue
+            names = [(name, free) for pattern, free in DEFINITIONS
+                     if (match := pattern.match(line)) and (name := next(filter(None, match.groups())))]
+            if not names and not line.startswith("#"):
+                names = [(name, name.endswith("_kernel")) for pair in FUNCTION.findall(line)
+                         if (name := pair[0] or pair[1]) not in NOT_NAMES][:1]
+            for name, free in names:
+                if line.rstrip().endswith(";") and line[0] != "#" and "(" in line and "=" not in line:
+                    continue                                # a declaration
+                self.definitions.setdefault(name, (file, i))
+                if free:
+                    self.free.add(name)
+
+    def target_of(self, word, called, member=False):
+        """Returns the id of a name's definition, or None."""
+        place = self.definitions.get(word) if called or word in self.free else None
+        place = place or (self.members.get(word) if member else None)
+        return place and self.id(*place)
+
+    def link(self, words):
+        """Returns the id that a name in backticks links to; "" if it exists without a definition here; None if it does
+        not exist."""
+        flag = re.match(r"--[a-z][a-z0-9-]*", words)
+        if flag:
+            return f"o-{flag[0][2:]}" if flag[0] in self.flags else None
+        if self.name(words) in self.paths:
+            return self.parts[self.name(words)][0].id
+        name = re.split(r"\.|->|::", re.sub(r"[(<\[].*", "", words))[-1]
+        if at := self.target_of(name, True, True):
+            return at
+        target = re.match(r"(?:make|issues?) ([\w-]+)", words)
+        if target and words.startswith("make"):
+            return "" if re.search(rf"^[\w\- ]*\b{target[1]}\b[\w\- ]*:", self.makefiles, re.M) else None
+        if (self.root / words.split()[0]).exists() or words in self.everything:
+            return ""
+        return None
+
+    @functools.cached_property
+    def makefiles(self):
+        return "".join(path.read_text() for path in (self.root / "Makefile", *self.root.glob("dev/**/Makefile")))
+
+    @functools.cached_property
+    def everything(self):
+        return "".join([*self.text.values(), *(p.read_text() for p in self.root.glob("gpt/*.[hc]*"))])
+
+    def kernel(self, name):
+        """Returns the place (file, line) of the kernel that is launched as `name`."""
+        return self.definitions.get(f"{name.split('<')[0]}_kernel")
+
+    def target(self, kind, value):
+        """Returns an entry of @links as HTML, or None if there is no such study, puzzle or test."""
+        if kind == "study" and f"dev/kernels/{value}.cu" in self.paths:
+            return f"<a href=#{self.parts[f'dev/kernels/{value}.cu'][0].id}>{value}</a>"
+        if kind == "puzzle" and list(self.root.glob(f"dev/puzzles/{int(value):02}_*.cu")):
+            return f"<code>make puzzle P={value}</code>"
+        if kind == "test" and any(f'"{value}' in path.read_text() for path in
+                                  [self.root / "test_gpt.cu", *self.root.glob("dev/tests/*.cuh")]):
+            return f"<code>make test ONLY=\"{value}\"</code>"
+        return None
+
+    def options(self, text, markdown):
+        """Returns `--help markdown` as HTML and notes the flags."""
+        text = text.split("\n", 1)[1]
+        self.flags = set(re.findall(r"^\| `(--[a-z0-9-]+)", text, re.M))
+        page = markdown(re.sub(r"<!--.*?-->|\[(.*?)\]\(.*?\)", r"\1", text))
+        return re.sub(r"<td>(?:<a href=#\S+>)?<code>--([a-z0-9-]+)</code>(?:</a>)?", r"<td id=o-\1><code>--\1</code>", page)
+
+    # ---- text
+
+    def linked(self, words):
+        """Returns a comment's words as HTML with links."""
+        def word(match):
+            name, called = match[0].rstrip("("), match[0].endswith("(")
+            if name.startswith("--"):
+                return f"<a href=#o-{name[2:]}>{name}</a>" if name in self.flags else name
+            strong = "_" in name or name.isupper() and len(name) > 3
+            at = self.target_of(name, called or strong)
+            return f"<a href=#{at}>{name}</a>{'(' * called}" if at else match[0]
+        return "".join(f"<code>{escaped(part)}</code>" if i % 2 else WORD.sub(word, escaped(part))
+                       for i, part in enumerate(words.split("`")))
+
+    def prose(self, comment):
+        """Returns comment lines as HTML: paragraphs, `word  text` rows as a list, indented lines as they are."""
+        rows = [re.sub(r"^\s*// ?", "", line) for line in comment]
+        out, kind, indent = [], None, 0
+        for row in rows:
+            keyed, stripped = KEYED.match(row), row.strip()
+            if not stripped:
+                kind = None
+            elif keyed and not row.startswith(" "):
+                kind, indent = "dl", keyed.start(2)
+                out.append(("dl", keyed[1], [keyed[2]]))
+            elif kind == "dl" and row.startswith(" " * indent):
+                out[-1][2].append(row[indent:])
+            elif row.startswith("   ") or kind == "pre" and row.startswith(" "):
+                if kind != "pre":
+                    out.append(("pre", "", []))
+                kind = "pre"
+                out[-1][2].append(row)
+            elif kind == "p" and not stripped.startswith("- "):
+                out[-1][2].append(stripped)
+            else:
+                kind = "p"
+                out.append(("p", "", [stripped.strip("- ")]))
+        page = "".join(f"<dt>{escaped(key)}</dt><dd>{self.linked(chr(10).join(words))}</dd>" if kind == "dl" else
+                       f"<{kind}>{self.linked((chr(10) if kind == 'pre' else ' ').join(words))}</{kind}>"
+                       for kind, key, words in out)
+        return re.sub(r"((?:<dt>.*?</dd>)+)", r"<dl>\1</dl>", page, flags=re.S)
+
+    def highlight(self, file):
+        """Returns a source's lines as HTML."""
+        lines, before = [""], ""
+        for kind, value in CudaLexer(ensurenl=False, stripnl=False).get_tokens(self.text[file]):
+            tag = next((tag for token, tag in TAGS.items() if kind in token and kind not in Comment.Preproc), "")
+            for i, part in enumerate(value.split("\n")):
+                if i:
+                    lines.append("")
+                shown = escaped(part)
+                if kind in Name and part.strip():
+                    after = self.lines[file][len(lines) - 1][len(re.sub(r"<[^>]*>", "", html_text(lines[-1]))) + len(part):]
+                    at = self.target_of(part, after.startswith(("(", "<")), before.endswith((".", "->")))
+                    if at and at != self.id(file, len(lines)):
+                        shown = f"<a href=#{at}>{shown}</a>"
+                elif tag and part.strip():
+                    shown = f"<{tag}>{shown}</{tag}>"
+                lines[-1] += shown
+                if part.strip():
+                    before = part.strip()
+        return lines[:-1] if lines[-1] == "" else lines
+
+    # ---- steps of a study, side by side
+
+    def body(self, name):
+        """Returns a definition's lines, up to the closing brace in the first column."""
+        file, first = self.definitions[name]
+        lines = self.lines[file]
+        last = next((i for i in range(first, len(lines)) if lines[i].startswith("}")), first)
+        start = first - 1
+        while start and lines[start - 1].startswith(("template", "__global__")):
+            start -= 1
+        return lines[start:last + 1]
+
+    def kernels(self, code):
+        """Returns the kernels that a step's code launches, directly or through a launcher."""
+        found = []
+        for word in re.findall(r"\w+", code):
+            if word not in self.definitions:
+                continue
+            inside = [word] if word.endswith("_kernel") else re.findall(r"\w+_kernel\b", "\n".join(self.body(word)))
+            found += [name for name in inside if name in self.definitions and name not in found]
+        return found
+
+    def comparisons(self, file):
+        """Returns each step of a study next to the step before it, with the changed lines marked."""
+        parts, before = [], None
+        for part in re.split(r"(?=^    Case c\(|\bc\.step\()", self.text[file], flags=re.M):
+            if not part.startswith("c.step("):
+                before = None if "Case c(" in part else before
+                continue
+            title = re.match(r'c\.step\((?:format\()?"(.*?)"', part, re.S)
+            names = self.kernels(part.split("\n    c.", 1)[0])
+            if title and before and names and names != before[1]:
+                parts.append(f"<details class=steps><summary>{escaped(before[0])} → {escaped(title[1])}</summary>"
+                             f"{self.side_by_side(before[1], names)}</details>")
+            if title and names:
+                before = (title[1], names)
+        return f"<h3>Steps side by side</h3>{''.join(parts)}" if parts else ""
+
+    def side_by_side(self, before, after):
+        old, new = ([line for name in names for line in [*self.body(name), ""]][:-1] for names in (before, after))
+        columns = ["", ""]
+        for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+            for side, lines in enumerate((old[a:b], new[c:d])):
+                words = "\n".join(escaped(line) for line in lines)
+                columns[side] += f"<mark>{words}</mark>\n" if tag != "equal" and lines else words + "\n" * bool(lines)
+        return "<div class=pair>" + "".join(f"<pre>{column}</pre>" for column in columns) + "</div>"
+
+
+def html_text(page):
+    return html.unescape(re.sub(r"<[^>]*>", "", page))
