@@ -67,34 +67,35 @@ def stack(x, y, height, pixels, values, least=34):
 
 def formats(numbers):
     rows = [("E4M3", 4, 3, 1), ("E5M2", 5, 2, 0), ("FP16", 5, 10, 0), ("BF16", 8, 7, 0), ("FP32", 8, 23, 0)]
-    at, parts = (lambda power: 110 + (power + 152) / 282 * 640), [text(0, 14, "range, as powers of 2")]
+    at, parts = (lambda power: 110 + (power + 152) / 282 * 640), [text(0, 14, "range, on a log2 axis")]
     for i, (name, exponent, mantissa, finite) in enumerate(rows):     # finite: E4M3 has numbers in its last exponent
         y, bias = 28 + 34 * i, 2 ** (exponent - 1) - 1
-        low, high = 1 - bias, 2 ** exponent - 2 + finite - bias
-        last = (2 - 2.0 ** -mantissa * (1 + finite)) * 2.0 ** high
+        low, high, wide = 1 - bias, 2 ** exponent - 2 + finite - bias, exponent == 8
+        largest = (2 - 2.0 ** -mantissa * (1 + finite)) * 2.0 ** high
         parts += [text(0, y + 15, name), box(at(low - mantissa), y, at(low) - at(low - mantissa), 20, "c2"),
-                  box(at(low), y, at(high + 1) - at(low), 20, "c1", title=f"largest: {last:g}"),
-                  text(at(low - mantissa) - 4, y + 14, low - mantissa, "soft", "end"),
-                  text(at(high + 1) + 4 if i < 3 else at(high + 1) - 6, y + 14, high + (i < 3),
-                       "soft" if i < 3 else "on", "start" if i < 3 else "end")]
-    parts += legend(110, 214, [("c1", "normal"), ("c2", "subnormal: each step down loses a bit")])
-    parts.append(text(0, 246, "numbers from 1 to 2: each mark is one; between two marks every value is rounded"))
-    for i, (name, _, mantissa, _) in enumerate(rows[:4]):
-        y, steps = 258 + 26 * i, 2 ** mantissa
+                  box(at(low), y, at(high + 1) - at(low), 20, "c1"),
+                  text(at(low - mantissa) - 4, y + 14, f"2^{low - mantissa}", "soft", "end"),
+                  text(at(high + 1) + (-6 if wide else 4), y + 14, f"{largest:.2g}" if wide else f"{largest:,.0f}",
+                       "on" if wide else "soft", "end" if wide else "start")]
+    parts += legend(110, 214, [("c1", "normal"), ("c2", "subnormal: each power of 2 down loses a bit of mantissa")])
+    parts.append(text(0, 246, "the numbers from 1 to 2, a mark for each: values between two marks are rounded"))
+    for i, (name, _, mantissa, _) in enumerate(rows):
+        y, steps = 258 + 24 * i, 2 ** mantissa
         parts += [text(0, y + 13, name), text(752, y + 13, f"{steps:,}", "soft", "end")]
-        parts += [line([(110 + 580 * k / steps, y), (110 + 580 * k / steps, y + 16)], "s1") for k in range(steps + 1)]
-    return picture("Range and precision of the number formats", 366, parts)
+        parts += ([line([(110 + 560 * k / steps, y), (110 + 560 * k / steps, y + 16)], "s1") for k in range(steps + 1)]
+                  if steps <= 128 else [box(110, y, 560, 16, "c1", "closer than the picture can show")])
+    return picture("Range and precision of the number formats", 380, parts)
 
 
 def loss_scale(numbers):
     def half(x):
         return struct.unpack("e", struct.pack("e", x))[0]
     powers, scale = range(-36, -13, 2), 2.0 ** 16
-    at = lambda x: 250 + (math.log2(x) + 38) * 12.5 if x else 200
+    at = lambda x: 250 + (math.log2(x) + 38) * 12.1 if x else 200
     rows = [("gradients g", lambda g: g), ("FP16(g)", half), ("FP16(g · 2^16)", lambda g: half(g * scale)),
             ("FP16(g · 2^16) / 2^16", lambda g: half(g * scale) / scale)]
     parts = [box(at(2 ** -24), 22, at(2 ** -14) - at(2 ** -24), 156, "soft"),
-             box(at(2 ** -14), 22, at(2.0 ** 2) - at(2 ** -14), 156, "soft"),
+             box(at(2 ** -14), 22, at(2.0 ** 3) - at(2 ** -14), 156, "soft"),
              text(at(2 ** -19), 15, "FP16 subnormal", "soft", "middle"), text(at(2 ** -6), 15, "normal", "soft", "middle"),
              text(200, 15, "0", "soft", "middle")]
     for i, (name, value) in enumerate(rows):
@@ -114,9 +115,9 @@ def bytes_per_parameter(numbers):
     for i, (name, precision, grads) in enumerate(rows):
         plan = numbers.plan(f"--model gpt2 --precision {precision} --grad-dtype {grads} --gpu-memory 80GB")
         each = {c: plan["bytes"][c] / plan["state"] * plan["bytes_per_parameter"] for c in shown}
-        parts += [text(0, 24 + 36 * i, name), text(160 + 31 * plan["bytes_per_parameter"], 24 + 36 * i,
+        parts += [text(0, 24 + 36 * i, name), text(160 + 30 * plan["bytes_per_parameter"], 24 + 36 * i,
                                                    f"{plan['bytes_per_parameter']:g} bytes")]
-        parts += stack(155, 6 + 36 * i, 26, 31, [(CATEGORY_CLASSES[c], b, f"{b:g}") for c, b in each.items()], 20)
+        parts += stack(155, 6 + 36 * i, 26, 30, [(CATEGORY_CLASSES[c], b, f"{b:g}") for c, b in each.items()], 20)
     parts += legend(155, 132, [(CATEGORY_CLASSES[c], CATEGORY_WORDS.get(c, c)) for c in shown], 118)
     return picture("Bytes of the model's state per parameter", 140, parts)
 
@@ -175,7 +176,7 @@ def tensor_parallel(numbers):
         parts += [text(0, y + 54, f"rank {rank}"), box(52, y + 50 * rank, 44, 50, kind),
                   *[box(153, y + 50 * r, 44, 50, kinds[r]) for r in (0, 1)],
                   box(245, y + 5, 90, 90, "soft"), box(245 + 45 * rank, y + 5, 45, 90, kind),
-                  box(402 - 22 * (1 - rank) + 0, y, 44, 100, kind, f"heads {'01' if rank == 0 else '23'}"),
+                  box(380 + 22 * rank, y, 44, 100, kind, ("0, 1", "2, 3")[rank]),
                   box(511, y + 5, 90, 90, "soft"), box(511, y + 5 + 45 * rank, 90, 45, kind),
                   box(668, y + 50 * rank, 44, 50, kind)]
         parts += [line([(96, y + 50 * rank + 25), (153, y + 50 * rank + 25)], f"s{rank + 1}"),
