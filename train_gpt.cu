@@ -75,6 +75,8 @@
 namespace fs = std::filesystem;
 
 // ==== errors =================================================================
+// check() throws a Failure if a CUDA or cuBLAS call failed; `what` names the call. guarded_main() prints it and
+// returns 1.
 
 void check(cudaError_t status, const char* what) {
     if (status != cudaSuccess)
@@ -3851,6 +3853,7 @@ void train(const Options& o) {
 }
 
 // ==== eval, sample, plan =====================================================
+// eval and sample load the weights of --from without optimizer states; plan only computes sizes and needs no GPU.
 
 void load_for_inference(Model& m, const Options& o, const char* subcommand, Purpose purpose) {
     if (o.from.empty()) throw UserError("%s needs --from DIR, a folder with config.json and model.safetensors",

@@ -25,8 +25,7 @@
 //           of scores are a fragment in its registers, so P and dS become operands of the next product without leaving
 //           them.
 //           The rows that a block owns have a ring, too. In dQ and dK/dV it has 2 stages: those of the next work tile
-//           are loaded during the current one. dev/kernels/attention_cycles.py simulates what this and the fixed order
-//           save. In forward, with the fixed order, a second stage saves nothing
+//           are loaded during the current one
 // sums      dQ and dK/dV also sum the columns of each 64 rows that they write, in a fixed order: 14 shuffles per 64
 //           columns of a warp, then 4 warps in shared memory. add_partials adds them to the gradient of qkv's bias
 // backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no result

@@ -393,14 +393,12 @@ static std::string help_of_flag(const Flag& flag, size_t width) {
     return help + wrapped("    example:", command, 14, width, " \\\n");
 }
 
-// Returns gpt/options.md.
+// Returns a page with all flags.
 static std::string markdown(const std::vector<Flag>& flags) {
     std::string group, text =
         "# Options of train_gpt\n\n"
-        "<!-- Generated from the table in options.cpp: ./train_gpt --help markdown >gpt/options.md -->\n"
         "`./train_gpt --help` lists the options, `./train_gpt --help FLAG` explains one with an example. "
-        "`--flag VALUE` and\n`--flag=VALUE` mean the same. If a flag is repeated, the last value counts. "
-        "[guide.md](guide.md) explains memory,\nprecision, determinism and logs.\n";
+        "`--flag VALUE` and\n`--flag=VALUE` mean the same. If a flag is repeated, the last value counts.\n";
     for (const Flag& flag : flags) {
         const Explanation e = explain(flag);
         if (std::exchange(group, flag.group) != flag.group)

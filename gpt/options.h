@@ -123,7 +123,7 @@ struct Flag {
     const char* group = "";    // heading in --help
 };
 
-// One row per flag, bound to the members of o: defaults, parsing, --help, options.md and the log come from this table.
+// One row per flag, bound to the members of o: defaults, parsing, --help and the log come from this table.
 std::vector<Flag> flag_table(Options& o);
 
 // Both throw UserError for an unknown word, with the most similar name that exists.
@@ -135,7 +135,7 @@ std::optional<std::string> help_topic(const std::vector<std::string>& args);
 size_t terminal_columns();   // of standard output; 0 if it is not a terminal or its width is unknown
 size_t help_width();         // columns of --help: the terminal's, or $COLUMNS, or 100; at least 60
 // Returns the list of the options of `subcommands` or, if `topic` is not empty, help on it: a subcommand's list, a
-// flag's explanation, or gpt/options.md for the topic "markdown".
+// flag's explanation, or all flags in Markdown for the topic "markdown".
 std::string help_text(int subcommands, const std::string& topic = "", size_t width = help_width());
 std::string example_command(const Flag& flag);
 

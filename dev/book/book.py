@@ -43,8 +43,9 @@ from tables import number, times
 FOLDER = ROOT / "dev/book"
 INSPECT, GPU, CHAPTER = (ROOT / path for path in ("runs/inspect/figures.json", "runs/bench-gpu/results.json",
                                                   "data/chapter.json"))
-DIRECTIVE = re.compile(r"^@(\w+) ?(.*)$")
+DIRECTIVE = re.compile(r"@(?!figure)(\w+) ?(.*)$")
 NUMBER = re.compile(r"\{\{(.+?)(?::([^:{}\"\]')]*))?\}\}")
+NO_FIGURES = "This copy has no figures: <code>make inspect JSON=runs/inspect/figures.json</code> writes them."
 
 
 class Numbers:
@@ -114,147 +115,115 @@ class Book:
     def __init__(self, numbers):
         self.numbers, self.problems, self.placed, self.contents = numbers, [], set(), []
         self.library = Library(ROOT)
-        self.options = self.library.options(numbers.run("--help", "markdown"), self.markdown)
         self.figures = line_figures(self.library)
+        self.options = self.library.options(numbers.run("--help", "markdown"), self.markdown)
 
-    def problem(self, words):
-        self.problems.append(words)
-
-    def value(self, match, where):
-        names = {"plan": self.numbers.plan, "chapter": self.numbers.chapter}
+    def attempt(self, where, what, function, otherwise):
+        """Returns function(), or `otherwise` after a failure, which becomes a problem: chapters belong to the program,
+        but a fork's program may lack what they name."""
         try:
-            return format(eval(match[1], names), match[2] or "")    # the chapters belong to the program
-        except (KeyError, IndexError, TypeError, ValueError, NameError, SyntaxError) as error:
-            self.problem(f"{where}: {match[0]}: {type(error).__name__}: {error}")
-            return "n/a"
+            return function()
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, NameError, SyntaxError) as error:
+            self.problems.append(f"{where}: {what}: {type(error).__name__}: {error}")
+            return otherwise
 
-    def markdown(self, text, where=""):
-        """Returns Markdown as HTML: numbers from JSON, names in backticks linked to their definitions."""
-        text = NUMBER.sub(lambda match: self.value(match, where), text)
+    def markdown(self, text, where="options"):
+        """Returns Markdown as HTML: with numbers from JSON, pictures, and names in backticks linked to definitions."""
+        names = {"plan": self.numbers.plan, "chapter": self.numbers.chapter}
+        text = NUMBER.sub(lambda match: self.attempt(
+            where, match[0], lambda: format(eval(match[1], names), match[2] or ""), "n/a"), text)
+        drawn = lambda match: self.attempt(where, match[0], lambda: getattr(figures, match[1])(self.numbers), "")
+        text = re.sub(r"^@figure (\w+)$", lambda match: f"\n<figure>{drawn(match)}</figure>\n", text, flags=re.M)
         page = markdown.markdown(text, extensions=["tables", "fenced_code", "sane_lists"])
         page = page.replace("<table>", "<div class=scroll><table>").replace("</table>", "</table></div>")
 
         def name(match):
             link = self.library.link(html.unescape(match[1]))
             if link is None:
-                self.problem(f"{where}: `{html.unescape(match[1])}`: no such name in the sources")
+                self.problems.append(f"{where}: `{html.unescape(match[1])}`: no such name in the sources")
             return f"<a href=#{link}>{match[0]}</a>" if link else match[0]
         return re.sub(r"(?<!<pre>)<code>([^<]*)</code>", name, page)
 
-    def note(self, body, where):
+    def text(self, body, where):
         return f"<div class=text>{self.markdown(body, where)}</div>" if body.strip() else ""
 
     def pieces(self, path):
-        """Yields (directive, argument, text that follows) for each part of a chapter; the first directive is ''."""
-        kind, argument, lines, fenced = "", "", [], False
+        """Returns (directive, argument, text that follows) for each part of a chapter; the first directive is ''."""
+        pieces, fenced = [("", "", [])], False
         for line in path.read_text().splitlines():
             fenced ^= line.startswith("```")
             match = None if fenced else DIRECTIVE.match(line)
+            pieces += [(match[1], match[2], [])] if match else []
             if not match:
-                lines.append(line)
-                continue
-            yield kind, argument, "\n".join(lines)
-            kind, argument, lines = match[1], match[2], []
-        yield kind, argument, "\n".join(lines)
+                pieces[-1][2].append(line)
+        return [(kind, argument, "\n".join(lines)) for kind, argument, lines in pieces]
 
-    def figure(self, name, where):
-        try:
-            return f"<figure>{getattr(figures, name)(self.numbers)}</figure>"
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            self.problem(f"{where}: @figure {name}: {type(error).__name__}: {error}")
-            return ""
-
-    def notes_of(self, path, pieces):
-        """Returns {file: {line: HTML}} of a chapter's @at notes, and removes them from the pieces."""
-        notes, rest, at = {}, [], None
-        for kind, argument, body in pieces:
-            where = f"{path.name}: {argument or kind}"
-            if kind == "at":
-                file, _, quoted = argument.partition(": ")
-                lines = self.library.find(file, quoted)
-                if len(lines) != 1:
-                    self.problem(f"{path.name}: @at {argument}: {len(lines)} lines contain this text, expected 1")
-                at = (file, lines[0] if len(lines) == 1 else 0)
-                notes.setdefault(self.library.name(file), {}).setdefault(at[1], []).append(self.markdown(body, where))
-            elif kind == "figure" and at:
-                notes[self.library.name(at[0])][at[1]][-1] += self.figure(argument, where) + self.markdown(body, where)
-            else:
-                at = None
-                rest.append((kind, argument, body))
-        return {file: {line: "".join(f"<div class=text>{note}</div>" for note in each)
-                       for line, each in lines.items()} for file, lines in notes.items()}, rest
+    def explain(self, notes, argument, body, where):
+        """Adds an @at note to notes, {file: {line: HTML}}; line 0 if its line does not exist."""
+        file, _, quoted = argument.partition(": ")
+        lines = self.library.find(file, quoted)
+        if len(lines) != 1:
+            self.problems.append(f"{where}: {len(lines)} lines contain this text, expected 1")
+        at = notes.setdefault(self.library.name(file), {})
+        line = lines[0] if len(lines) == 1 else 0
+        at[line] = at.get(line, "") + self.text(body, where)
 
     def code(self, argument, notes, where):
         file, _, names = argument.partition(": ")
         name = self.library.name(file)
-        chosen = self.library.sections(name, names)
+        chosen = [section for section in self.library.sections(name, names) if section.key not in self.placed]
         if not chosen:
-            self.problem(f"{where}: @code {argument}: no such file or section")
-        parts = []
-        for i, section in enumerate(chosen):
-            if section.key in self.placed:
-                self.problem(f"{where}: @code {argument}: {section.key} is placed twice")
-                continue
-            self.placed.add(section.key)
-            lost = notes.get(name, {}).pop(0, "") if i == 0 else ""     # notes whose line no longer exists
-            parts.append(section.html(notes.get(name, {}), self.figures, lost))
-            self.contents[-1][2].append((section.id, section.title))
-        return "".join(parts) + (self.library.comparisons(name) if name.startswith("dev/kernels/") else "")
+            self.problems.append(f"{where}: no such file or section, or it is placed already")
+        self.placed.update(section.key for section in chosen)
+        self.contents[-1][2].extend((section.id, section.title) for section in chosen)
+        here = notes.get(name, {})
+        return "".join([*(section.html(here, self.figures, here.pop(0, "")) for section in chosen),
+                        self.library.comparisons(name) if name.startswith("dev/kernels/") else ""])
 
     def links(self, argument, where):
-        shown = []
-        for kind, _, value in (entry.strip().partition(": ") for entry in argument.split("|")):
-            target = self.library.target(kind, value)
-            if target is None:
-                self.problem(f"{where}: @links {kind}: {value}: does not exist")
-            else:
-                shown.append(f"{kind} {target}")
-        return f"<p class=links>Go on: {'; '.join(shown)}</p>"
+        entries = [entry.strip().partition(": ")[::2] for entry in argument.split("|")]
+        found = [(f"{kind} {value}", self.library.target(kind, value)) for kind, value in entries]
+        self.problems += [f"{where}: {entry} does not exist" for entry, target in found if not target]
+        return f"<p class=links>Go on: {'; '.join(target for _, target in found if target)}</p>"
 
-    def chapter(self, path):
-        pieces = list(self.pieces(path))
-        title = pieces[0][2].splitlines()[0].lstrip("# ")
-        number_ = len(self.contents) + 1
-        self.contents.append((f"ch{number_}", f"{number_}. {title}", []))
-        pieces[0] = ("", "", "\n".join(pieces[0][2].splitlines()[1:]))
-        notes, pieces = self.notes_of(path, pieces)
-        parts = [f"<h1 id=ch{number_}>{number_}. {html.escape(title)}</h1>"]
+    def chapter(self, number_, path):
+        pieces, notes = self.pieces(path), {}
+        title, _, first = pieces[0][2].partition("\n")
+        title = f"{number_}. {title.lstrip('# ')}"
+        self.contents.append((f"ch{number_}", title, []))
+        pieces[0] = ("", "", first)
         for kind, argument, body in pieces:
-            where = f"{path.name}: {argument or kind}"
+            if kind == "at":
+                self.explain(notes, argument, body, f"{path.name}: @at {argument}")
+        parts = [f"<h1 id=ch{number_}>{html.escape(title)}</h1>"]
+        for kind, argument, body in pieces:
+            where = f"{path.name}: @{kind} {argument}" if kind else path.name
             if kind == "question":
                 parts.append(f"<details class=question><summary>{self.markdown(argument, where)[3:-4]}</summary>"
-                             f"{self.note(body, where)}</details>")
-                continue
-            if kind == "code":
-                parts.append(self.code(argument, notes, where))
-            elif kind == "figure":
-                parts.append(self.figure(argument, where))
-            elif kind == "links":
-                parts.append(self.links(argument, where))
-            elif kind:
-                self.problem(f"{path.name}: unknown line @{kind}")
-            parts.append(self.note(body, where))
+                             f"{self.text(body, where)}</details>")
+            elif kind in ("code", "links", ""):
+                parts += [self.code(argument, notes, where) if kind == "code" else
+                          self.links(argument, where) if kind else "", self.text(body, where)]
+            elif kind != "at":
+                self.problems.append(f"{where}: unknown directive")
         return "".join(parts)
 
     def page(self):
-        chapters = "".join(self.chapter(path) for path in sorted(FOLDER.glob("[0-9]*.md")))
+        chapters = "".join(self.chapter(*path) for path in enumerate(sorted(FOLDER.glob("[0-9]*.md")), 1))
         rest = [section for section in self.library.all_sections() if section.key not in self.placed]
         if rest:
-            self.problem("sections in no chapter: " + ", ".join(section.key for section in rest))
+            self.problems.append("sections in no chapter: " + ", ".join(section.key for section in rest))
             self.contents.append(("rest", "Other sections", [(section.id, section.title) for section in rest]))
             chapters += "<h1 id=rest>Other sections</h1>" + "".join(s.html({}, self.figures, "") for s in rest)
         self.contents.append(("options", "Options", []))
-        contents = "".join(
-            f"<li><a href=#{id_}>{html.escape(title)}</a><small>"
-            + " · ".join(f"<a href=#{at}>{html.escape(name)}</a>" for at, name in sections) + "</small></li>"
+        contents = "".join(f"<li><a href=#{id_}>{html.escape(title)}</a><small>" + " · ".join(
+            f"<a href=#{at}>{html.escape(name)}</a>" for at, name in sections) + "</small></li>"
             for id_, title, sections in self.contents)
-        have = "" if self.figures else "This copy has no figures: run <code>make inspect JSON=runs/inspect/figures.json" \
-            "</code> first."
-        template = (FOLDER / "page.html").read_text()
-        for key, value in {"contents": contents, "chapters": chapters, "have": have,
-                           "options": "<h1 id=options>Options</h1>" + self.options}.items():
-            template = template.replace(f"<!-- {key} -->", value)
-        return template
+        page = (FOLDER / "page.html").read_text()
+        for key, value in {"contents": contents, "chapters": chapters, "options": self.options,
+                           "figures": "" if self.figures else NO_FIGURES}.items():
+            page = page.replace(f"<!-- {key} -->", value)
+        return page
 
 
 def main():

@@ -1,4 +1,5 @@
 """The book's pictures as SVG. A function NAME(numbers) draws the picture of the line "@figure NAME" of a chapter."""
+import functools
 import html
 import math
 import re
@@ -40,6 +41,187 @@ def constant(file, name):
 
 
 # ---- kernels
+
+def numbered_calls(function):
+    """Returns {"1": [(function, columns of its result)], ...} of the numbered lines of a function in train_gpt.cu."""
+    body = (ROOT / "train_gpt.cu").read_text().split(f"\nvoid {function}(")[1].split("\n}\n")[0]
+    marks = re.split(r"/\* ([\d ]+) \*/", body)
+    call = re.compile(r"\b((?:matmul|layernorm|attend)\w*)\((.*?)\);", re.S)
+    return {number: [(name, re.sub(r" \* |t$", "", arguments.split(", ")[-1]))
+                     for name, arguments in call.findall(part)] for number, part in zip(marks[1::2], marks[2::2])}
+
+
+def step(numbers):
+    outputs = ("ln1", "qkv", "att", "res2", "ln2", "fc, gelu", "next res1")
+    parts = [text(8, 14, "forward_block() →", "soft"), text(752, 306, "← backward_block()", "soft", "end")]
+    backward = numbered_calls("backward_block")
+    for i, (number, [(name, columns)]) in enumerate(numbered_calls("forward_block").items()):
+        x, rows = 8 + i * 107, [number, *name.replace("_forward", "").split("_")]
+        parts += [box(x, 22, 100, 62, "c1"), box(x, 130, 100, 160, "c2")]
+        parts += [text(x + 50, 38 + 16 * j, row, "on", "middle") for j, row in enumerate(rows)]
+        parts += [text(x + 50, 102, outputs[i], "", "middle"),
+                  text(x + 50, 118, f"(N, {'C' if columns == 'p' else columns})", "soft", "middle")]
+        back = [(each, call.replace("_backward", "").split("_")) for each in reversed(number.split())
+                for call, _ in backward[each]]
+        rows = [row for each, (first, *rest) in back for row in (f"{each} {first}", *rest, "")]
+        parts += [text(x + 50, 147 + 14 * j, row, "on", "middle") for j, row in enumerate(rows)]
+    return picture("The eight lines of a block, forward and backward", 314, parts)
+
+
+def butterfly(numbers):
+    lanes, parts = [[i] for i in range(8)], []
+    for level, distance in enumerate((0, 4, 2, 1)):
+        y = 20 + 64 * level
+        if distance:
+            parts += [line([(60 + 90 * i, y - 36), (60 + 90 * (i ^ distance), y)]) for i in range(8)]
+            lanes = [sorted(lanes[i] + lanes[i ^ distance]) for i in range(8)]
+        parts += [box(20 + 90 * i, y, 80, 28, f"c{1 + level}", "+".join(map(str, own)) if level < 3 else "all")
+                  for i, own in enumerate(lanes)]
+    return picture("A sum over eight lanes by shuffles at distances 4, 2 and 1", 246, parts)
+
+
+def packs(numbers):
+    parts = []
+    for r, (words, size, stride) in enumerate((("one BF16 per lane", 2, 2), ("a pack of 8 BF16 per lane", 16, 16),
+                                               ("half of a pack of 8 FP32 per lane", 16, 32))):
+        y, sectors = 18 + 72 * r, -(-8 * stride // 32)
+        parts.append(text(8, y, f"{words}: {8 * size} of {32 * sectors} bytes are used"))
+        parts += [box(8 + 2.9 * stride * i, y + 8, 2.9 * size - 1, 20, f"c{1 + i % 2}", i if size > 2 else "")
+                  for i in range(8)]
+        parts += [box(8 + 92.8 * s, y + 31, 91, 14, "soft", "", "a sector of 32 bytes") for s in range(sectors)]
+    return picture("The loads of lanes 0 to 7, and the sectors of 32 bytes that memory transfers for them", 212, parts)
+
+
+def single(x):
+    return struct.unpack("f", struct.pack("f", x))[0]
+
+
+def fixed_order(numbers):
+    x = [single(v) for v in (0.1, -3.7, 1000.3, 0.02, -996.9, 5.5, 0.003, -4.4)]
+
+    def chain(values):
+        return functools.reduce(lambda total, value: single(total + value), values)
+
+    def pairs(values):
+        half = len(values) // 2
+        return values[0] if half == 0 else pairs([single(a + b) for a, b in zip(values, values[half:])])
+    parts = [box(8 + 93 * i, 8, 88, 24, "c1", f"{v:.6g}") for i, v in enumerate(x)]
+    for i, (words, total) in enumerate((("from left to right", chain(x)), ("from right to left", chain(x[::-1])),
+                                        ("in pairs: 0 and 4, 1 and 5, ...", pairs(x)))):
+        columns = (0, words), (250, f"{total:.9f}"), (400, f"bits {struct.pack('>f', total).hex()}")
+        parts += [text(8 + place, 56 + 20 * i, what) for place, what in columns]
+    for i, (words, count) in enumerate((("rows of (N, C)", 64), ("blocks: partials", 32), ("threads: some partials", 16),
+                                        ("two shuffles: a sum per warp", 4), ("warps in order, old grad", 1))):
+        parts += [box(250 + 500 / count * j, 118 + 30 * i, 500 / count - 2, 22, f"c{1 + i}") for j in range(count)]
+        parts.append(text(8, 134 + 30 * i, words))
+    return picture("The same FP32 numbers in three orders, and the tree of a column sum", 276, parts)
+
+
+def online_softmax(numbers):
+    scores, m, total, parts = (1.0, 3.0, 0.5, 2.0, 2.5, 4.5, 1.5, 0.0), -math.inf, 0.0, []
+    for i, now in enumerate((scores[:4], scores[4:])):
+        y, new = 20 + 116 * i, max(m, *now)
+        rescale, p = math.exp(m - new), [math.exp(s - new) for s in now]
+        rows = (f"m' = max(m, S) = max({'−∞' if i == 0 else m}, {max(now)}) = {new}",
+                f"rescale = exp(m − m') = {rescale:.4f}",
+                f"l = {total:.4f} · {rescale:.4f} + {sum(p):.4f} = {total * rescale + sum(p):.4f}",
+                f"O = O · {rescale:.4f} + P V")
+        parts.append(text(8, y, f"tile {i}", "soft"))
+        parts += [box(8 + 92 * k, y + 10, 86, 24, "c1", f"S = {s}") for k, s in enumerate(now)]
+        parts += [box(8 + 92 * k, y + 40, 86, 24, "c3", f"P = {v:.4f}") for k, v in enumerate(p)]
+        parts += [text(400, y + 10 + 20 * k, row) for k, row in enumerate(rows)]
+        m, total = new, total * rescale + sum(p)
+    direct = math.log(sum(map(math.exp, scores)))
+    parts += [text(8, 246, f"lse = m + log l = {m + math.log(total):.6f}"),
+              text(400, 246, f"log of the sum of all exp(S) = {direct:.6f}")]
+    return picture("Online softmax of eight scores in two tiles; l is the running sum", 258, parts)
+
+
+REGISTER_COLOURS = ("c1", "c3", "c5", "c2")
+
+
+def mma_fragment(numbers, lane=9):
+    cells, w, h = [], 30, 17   # cells: x, y, width, lane, index of the colour, register
+    for row in range(16):
+        top, y = row // 8, 170 + row * h
+        cells += [(8 + pair * w, y, w, row % 8 * 4 + pair % 4, top + pair // 4 * 2, f"a[{top + pair // 4 * 2}]")
+                  for pair in range(8)]
+        cells += [(272 + 2 * pair * w, y, 2 * w, row % 8 * 4 + pair, top, f"d[{2 * top}], d[{2 * top + 1}]")
+                  for pair in range(4)]
+    cells += [(272 + column * w, 20 + pair * h, w, column * 4 + pair % 4, pair // 4 * 2, f"b[{pair // 4}]")
+              for pair in range(8) for column in range(8)]
+    labels = ((8, 60, "Numbers are lanes."), (8, 78, f"Red: lane {lane}, g = {lane // 4}, t = {lane % 4}."),
+              (8, 160, "A: a box is a row, 2 columns"), (530, 34, "B: a box is 2 rows, a column"),
+              (530, 52, "blue b[0], violet b[1]"), (530, 184, "D: a box is a row, 2 columns"),
+              (530, 202, "blue d[0], d[1]; green d[2], d[3]"), (530, 236, "A: blue a[0], green a[1],"),
+              (530, 254, "violet a[2], orange a[3]"))
+    return picture("The lanes that hold A (16 × 16), B (16 × 8) and D (16 × 8) of mma.m16n8k16", 450, [
+        *(box(x, y, width - 2, h - 2, "c4" if own == lane else REGISTER_COLOURS[colour], own, register)
+          for x, y, width, own, colour, register in cells), *(text(*label) for label in labels)])
+
+
+def wgmma_fragment(numbers, lane=9):
+    g, t = divmod(lane, 4)
+    parts = [text(8, 14, "D of a warpgroup (64 × 64), blocks of 8 columns"), text(400, 14, "the red part: 16 × 16")]
+    for w in range(4):
+        parts += [text(8, 60 + 64 * w, f"warp {w}")] + [
+            box(80 + 36 * i, 24 + 64 * w, 34, 62, "c4" if w == 0 and i < 2 else "c5" if w % 2 else "c1", 8 * i,
+                f"rows {16 * w} to {16 * w + 15}, columns {8 * i} to {8 * i + 7}") for i in range(8)]
+    for row in range(16):
+        for pair in range(8):
+            d, mine = pair // 4 * 4 + row // 8 * 2, row % 8 * 4 + pair % 4 == lane
+            parts.append(box(400 + 44 * pair, 24 + 16 * row, 42, 15, REGISTER_COLOURS[d // 2] if mine else "soft",
+                             f"{d}, {d + 1}" if mine else "", f"lane {row % 8 * 4 + pair % 4}: d[{d}], d[{d + 1}]"))
+    parts += [text(8, 300, f"Lane {lane} holds d[0] … d[7]: rows {g} and {g + 8}, columns {2 * t}, {2 * t + 1}, "
+                   f"{2 * t + 8}, {2 * t + 9}. Rounded in pairs they are an A fragment:")]
+    parts += [text(8 + 160 * i, 318, f"a[{i}] = d[{2 * i}], d[{2 * i + 1}]") for i in range(4)]
+    return picture("The accumulator of wgmma, and how it becomes an operand", 326, parts)
+
+
+def swizzle(numbers):
+    parts = []
+    for x, words, key in ((8, "plain: chunk c at position c", 0), (404, "swizzled: chunk c at position c ^ r", 7)):
+        parts += [text(x, 16, words), text(x, 218, "banks 0–3", "soft"),
+                  text(x + 348, 218, "banks 28–31", "soft", "end")]
+        parts += [box(x + 44 * (c ^ r & key), 26 + 22 * r, 42, 20, "c2" if c == 2 else "c1", c, f"row {r}, chunk {c}")
+                  for r in range(8) for c in range(8)]
+    return picture("Chunk 2 of eight rows of a tile: in the same four banks, and in all banks", 226, parts)
+
+
+def ring(numbers, load=6, product=2, end=44):
+    source = (ROOT / "dev/kernels/matmul.cu").read_text()
+    parts, y, scale = [], 16, 620 / end
+    for stages in (2, int(re.search(r"STAGES = COLUMNS == 256 \? (\d+)", source)[1])):
+        issued, free, released = 0, 0, [0] * stages
+        names = [*(f"stage {s}" for s in range(stages)), "tensor cores"]
+        parts.append(text(8, y, f"{stages} stages"))
+        parts += [text(8, y + 24 + 24 * i, name, "soft") for i, name in enumerate(names)]
+        for tile in range(end // product):
+            s = tile % stages
+            begin = max(issued, released[s])      # the producer has waited for empty[s]
+            start = max(begin + load, free)       # a consumer has waited for full[s]
+            issued, free = begin + 0.5, start + product
+            released[s] = free
+            bars = (s, begin, begin + load, "c2"), (s, start, free, "c1"), (stages, start, free, "c1")
+            parts += [box(110 + scale * first, y + 8 + 24 * row, scale * (last - first) - 1, 21, kind, tile)
+                      for row, first, last, kind in bars if free <= end]
+        y += 24 * stages + 62
+    parts.append(text(8, y - 8, "orange: load, at its end full[s] completes; blue: product, at its end empty[s] "
+                      "completes; numbers: steps of K", "soft"))
+    return picture("Stages of a ring over time, in a model", y, parts)
+
+
+def tile_reuse(numbers):
+    square, registers = (constant("dev/kernels/matmul.cu", name) for name in ("SQUARE", "REGISTER_TILE"))
+    tiles = ((1, 1, "one element"), (square, square, "step 2"), (registers, registers, "steps 3 to 5"),
+             (128, 256, "step 6"), (2048, 2112, "step 7: all tiles in progress"))
+    parts = [text(8, 14, "FLOPs per byte of A and B, by the part of the result that they are loaded for", "soft")]
+    for i, (m, n, words) in enumerate(tiles):
+        ratio = m * n / (m + n)
+        width = 320 * math.log2(2 * ratio) / 11.1 + 2
+        parts += [text(8, 41 + 28 * i, f"{m} × {n}, {words}"), box(260, 26 + 28 * i, width, 20, "c1"),
+                  text(268 + width, 41 + 28 * i, f"{ratio:,.4g}")]
+    return picture("FLOPs per byte by the size of the tile, logarithmic", 170, parts)
 
 
 # ---- memory, formats, several GPUs

@@ -93,8 +93,7 @@ class Library:
         self.paths = {str(path.relative_to(root)): path for path in paths}
         self.text = {name: path.read_text() for name, path in self.paths.items()}
         self.lines = {name: text.splitlines() for name, text in self.text.items()}
-        self.letters = {name: f"{'abcdefghijklmnopqrstuvwxyz'[i // 26]}{'abcdefghijklmnopqrstuvwxyz'[i % 26]}"
-                        for i, name in enumerate(self.paths)}
+        self.letters = {name: chr(97 + i // 26) + chr(97 + i % 26) for i, name in enumerate(self.paths)}
         self.flags, self.definitions, self.members, self.free = set(), {}, {}, set()
         for name in self.paths:
             self.define(name)
@@ -129,13 +128,16 @@ class Library:
                 for i, (title, first, last) in enumerate(zip(titles, starts, [*starts[1:], len(lines)]))]
 
     def sections(self, file, names):
-        """Returns the sections of a file whose titles are in a list with commas, or all; [] if one does not exist."""
-        parts = {section.title: section for section in self.parts.get(file, [])}
-        if not names:
-            return list(parts.values())
-        chosen = [title for title in parts if re.search(rf"(^|, ){re.escape(title)}(, |$)", names)]
-        return [parts[title] for title in sorted(chosen, key=names.index)] if ", ".join(
-            sorted(chosen, key=names.index)) == names else []
+        """Returns the sections of a file whose titles are in a list with commas, in its order, or all; [] if one does
+        not exist."""
+        parts, chosen = {section.title: section for section in self.parts.get(file, [])}, []
+        while names:
+            title = next((title for title in parts if f"{names}, ".startswith(f"{title}, ")), None)
+            if title is None:
+                return []
+            chosen.append(title)
+            names = names[len(title) + 2:]
+        return [parts[title] for title in chosen or parts]
 
     def all_sections(self):
         return [section for parts in self.parts.values() for section in parts]
@@ -143,7 +145,6 @@ class Library:
     # ---- names
 
     def define(self, file):
-        depth_of_params = False
         for i, line in enumerate(self.lines[file], 1):
             if not line or line[0] in " }/":
                 continue
@@ -207,11 +208,11 @@ class Library:
         return None
 
     def options(self, text, markdown):
-        """Returns `--help markdown` as HTML and notes the flags."""
-        text = text.split("\n", 1)[1]
+        """Returns the tables of `--help markdown` as HTML, and keeps the names of the flags."""
         self.flags = set(re.findall(r"^\| `(--[a-z0-9-]+)", text, re.M))
-        page = markdown(re.sub(r"<!--.*?-->|\[(.*?)\]\(.*?\)", r"\1", text))
-        return re.sub(r"<td>(?:<a href=#\S+>)?<code>--([a-z0-9-]+)</code>(?:</a>)?", r"<td id=o-\1><code>--\1</code>", page)
+        page = markdown(re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text[text.index("## "):]))
+        return re.sub(r"<td>(?:<a href=#\S+>)?<code>--([a-z0-9-]+)</code>(?:</a>)?", r"<td id=o-\1><code>--\1</code>",
+                      page)
 
     # ---- text
 
@@ -257,23 +258,23 @@ class Library:
 
     def highlight(self, file):
         """Returns a source's lines as HTML."""
-        lines, before = [""], ""
+        lines, column, before = [""], 0, ""
         for kind, value in CudaLexer(ensurenl=False, stripnl=False).get_tokens(self.text[file]):
             tag = next((tag for token, tag in TAGS.items() if kind in token and kind not in Comment.Preproc), "")
             for i, part in enumerate(value.split("\n")):
                 if i:
                     lines.append("")
+                    column = 0
+                column += len(part)
                 shown = escaped(part)
-                if kind in Name and part.strip():
-                    after = self.lines[file][len(lines) - 1][len(re.sub(r"<[^>]*>", "", html_text(lines[-1]))) + len(part):]
-                    at = self.target_of(part, after.startswith(("(", "<")), before.endswith((".", "->")))
-                    if at and at != self.id(file, len(lines)):
-                        shown = f"<a href=#{at}>{shown}</a>"
+                if kind in Name:
+                    after = self.lines[file][len(lines) - 1][column:column + 1]
+                    at = self.target_of(part, after in ("(", "<"), before.endswith((".", "->")))
+                    shown = f"<a href=#{at}>{shown}</a>" if at and at != self.id(file, len(lines)) else shown
                 elif tag and part.strip():
                     shown = f"<{tag}>{shown}</{tag}>"
                 lines[-1] += shown
-                if part.strip():
-                    before = part.strip()
+                before = part.strip() or before
         return lines[:-1] if lines[-1] == "" else lines
 
     # ---- steps of a study, side by side
@@ -322,7 +323,3 @@ class Library:
                 words = "\n".join(escaped(line) for line in lines)
                 columns[side] += f"<mark>{words}</mark>\n" if tag != "equal" and lines else words + "\n" * bool(lines)
         return "<div class=pair>" + "".join(f"<pre>{column}</pre>" for column in columns) + "</div>"
-
-
-def html_text(page):
-    return html.unescape(re.sub(r"<[^>]*>", "", page))

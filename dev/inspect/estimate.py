@@ -33,8 +33,7 @@ from dataclasses import dataclass
 from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SCHEDULERS, SECTOR, SPECIAL_FUNCTIONS, WARP,
                    WARP_GRANULARITY)
 
-# Fitted to half of the published measurements by validate.py --fit, which pulls them to the values of FITTED: those of
-# data sheets and microbenchmarks.
+# Of data sheets and microbenchmarks, except ISSUE_SHARE: fitted to half of the published measurements of validate.py.
 MEMORY_SHARE = 0.92         # of the bandwidth: the rest is refresh and read-write turnaround
 L2_SHARE = 0.65
 L1_SHARE = 0.9              # of the cycles
@@ -43,8 +42,6 @@ SHARPNESS = 3.0
 MEMORY_LATENCY = 450e-9     # seconds from a load to its value, under load
 BLOCK_CLOCKS = 600          # from the start of a block to its first load, and from its last store to the next block
 PARTIAL_BYTES = 100
-FITTED = {"MEMORY_SHARE": 0.92, "L2_SHARE": 0.65, "L1_SHARE": 0.9, "ISSUE_SHARE": 0.9, "SHARPNESS": 3,
-          "MEMORY_LATENCY": 450e-9, "BLOCK_CLOCKS": 600, "PARTIAL_BYTES": 100}
 RANGE = (0.79, 1.27)        # measured time / estimate, of 8 in 10 of all cases in validation.md
 
 # Published elsewhere.

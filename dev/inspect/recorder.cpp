@@ -633,10 +633,6 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
             if (other != block) acquired[other] = join(acquired[other], clock);
         if (t.released != nullptr) by_block[block] = join(by_block[block], t.released);
     }
-    if (!finds_races) {
-        kernel->accesses++;
-        return;
-    }
     const Kind kind = by == By::ATOMIC ? Kind::ATOMIC : access == Access::STORE ? Kind::WRITE : Kind::READ;
     touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
 }

@@ -35,9 +35,7 @@ def kernel_as_json(kernel):
             "races": kernel.races, "uninitialised": kernel.uninitialised, "out_of_bounds": kernel.out_of_bounds,
             "estimate_us": kernel.us, "bound_by": kernel.bound, "memory_bytes": kernel.moved_bytes,
             "cost": kernel.cost, "ratios": kernel.ratios, "registers": kernel.registers, "spill_bytes": kernel.spills,
-            "in_flight": kernel.in_flight, "needed_in_flight": kernel.needed_in_flight, "main_loop": kernel.main_loop,
-            "late_loads": [{"file": file, "line": line, "behind": kind}
-                           for (file, line), kind in kernel.late_loads.items()]}
+            "in_flight": kernel.in_flight, "needed_in_flight": kernel.needed_in_flight, "main_loop": kernel.main_loop}
 
 
 def as_json(results):

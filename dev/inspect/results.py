@@ -123,7 +123,6 @@ class Kernel:
         self.ratios = {**self.sums.ratios, "cost": ratio(done, self.cost[1]) if self.cost else None}
         self.lines = self.find_lines(symbols)
         self.in_flight, self.needed_in_flight = self.find_in_flight(card), needed_in_flight(card)
-        self.late_loads = self.find_late_loads()
         self.races = self.find_hazards(symbols, "races")
         self.uninitialised = self.find_hazards(symbols, "uninitialised")
         self.out_of_bounds = self.find_hazards(symbols, "out_of_bounds")
@@ -148,15 +147,6 @@ class Kernel:
         sectors, hits = (sum(site[key] for site in loads) for key in ("sectors", "l1_hits"))
         warps = min(self.resident, self.blocks / card.multiprocessors) * -(-self.threads // WARP)
         return warps * self.main_loop["in_flight"] * (1 - hits / max(1, sectors))
-
-    def find_late_loads(self):
-        """Returns {(file, line): what it is behind unnecessarily} of the recorded loads that miss L1."""
-        found, lines = {}, {str(line.place): line for line in self.lines}
-        for kind, places in self.code.get("warnings", []):
-            line = next((lines[place] for place in places if place in lines), None)
-            if line and 2 * line.sums.l1_hits < line.sums.sectors:
-                found[line.place.file, line.place.line] = kind
-        return found
 
     def with_machine_code(self, symbols):
         """Returns the totals of a launch, with what the machine code adds if it is known: instructions, and waits for

@@ -3,8 +3,8 @@
 
     sass.py train_gpt.cu --card h100 -DPRECISION_BF16 --out build/inspect/sass-h100.json
 
-Writes {mangled symbol: {"registers", "spills" (bytes), "loops", "warnings"}}. Without nvdisasm there are only registers
-and spills. loops[0] is the code outside loops. An inner loop has a greater depth, and its outer loop as parent. Figures
+Writes {mangled symbol: {"registers", "spills" (bytes), "loops"}}. Without nvdisasm there are only registers and
+spills. loops[0] is the code outside loops. An inner loop has a greater depth, and its outer loop as parent. Figures
 of a loop do not include its inner loops, except in_flight:
 
     lines           [file, first, last]: source lines of the loop
@@ -14,9 +14,6 @@ of a loop do not include its inner loops, except in_flight:
     tma             whether the loop has TMA copies, whose size is not in the code
     counts          {instruction, with the bits per lane of a memory access: number in the loop}; "all": their sum.
                     Instructions count once, whether their branch is taken or not
-
-A warning is a load to registers behind a "barrier", a "shuffle" or a "wait" for another load of the same iteration,
-although its address was known before: [kind, places], places from the innermost inlined function outwards.
 
 A warp issues its instructions in order. A load announces one of six scoreboards, and an instruction waits until those
 of its wait mask are clear. Both are fields of the encoding: Jia et al. 2018, "Dissecting the NVIDIA Volta GPU
@@ -52,9 +49,6 @@ def needed_in_flight(card):
 
 TO_REGISTERS = {"LDG", "LD"}                # loads from global memory
 TMA = re.compile(r"UTMALDG|UBLKCP\.S")     # to shared memory
-NO_RESULT = re.compile(r"ST[GSL]?$|BAR|BRA|RED[GS]?$|EXIT|CALL|RET|LDGSTS|LDGDEPBAR|DEPBAR|WARPSYNC|R2P")
-PREDICATES = re.compile(r"\w*SETP|U?PLOP3|FCHK")     # their results are predicates only
-UNKNOWN = re.compile(r"LD[SGL]?$|LDSM|ATOM|SHFL|VOTE|REDUX|MATCH|SYNCS|B2R")     # results that the warp waits for
 
 
 @dataclass(frozen=True)
@@ -80,34 +74,6 @@ class Instruction:
     def loaded(self):
         """Bytes that a warp loads from global memory into registers or shared memory."""
         return WARP * self.width if self.base in TO_REGISTERS or self.base == "LDGSTS" else 0
-
-    def results(self):
-        """Returns how many of the operands are results: predicates and one register. They come first."""
-        if NO_RESULT.match(self.base):
-            return 0
-        registers = 0 if PREDICATES.match(self.base) else 1
-        for count, operand in enumerate(self.operands):
-            if not re.fullmatch(r"U?P[\dT]", operand):
-                registers -= 1 if re.fullmatch(r"U?R[\dZ]+(\.\w+)*", operand) else 2
-            if registers < 0:
-                return count
-        return len(self.operands)
-
-    def written(self):
-        """Returns the registers and predicates that the instruction writes."""
-        # SHF.U64 has one register as result
-        count = 1 if self.base in ("SHF", "USHF") else 2 if ".WIDE" in self.name else max(1, self.width // 4)
-        found = []
-        for operand in self.operands[:self.results()]:
-            named = re.match(r"(U?R)(\d+)", operand)
-            found += [f"{named[1]}{int(named[2]) + i}" for i in range(count)] if named else [operand]
-        return found
-
-    def read(self):
-        """Returns the registers and predicates that the instruction may read."""
-        text = " ".join((self.guard, *self.operands[self.results():]))
-        found = set(re.findall(r"(?<![\w.])U?[RP]\d+", text))
-        return found | {f"{kind}{int(n) + 1}" for kind, n in re.findall(r"(?<![\w.])(U?R)(\d+)\.64", text)}
 
 
 @functools.cache
@@ -232,90 +198,6 @@ def round_trips(own):
     return trips + any(at == trips for at in issued.values())
 
 
-# ---- loads behind barriers
-
-# What a load is behind, on any path. "store": nvcc may not move a load to before a store, as in an unrolled copy.
-PASSED = (None, "wait", "store", "shuffle", "barrier")
-
-
-def one_iteration(following, loops, loop):
-    """Returns {node: nodes that may follow} of one iteration of a loop, in which inner loops also run once."""
-    back = {inner.head: inner.nodes for inner in loops[1:]}
-    return {node: [other for other in following[node] if other in loop.nodes and node not in back.get(other, ())]
-            for node in loop.nodes}
-
-
-def post_dominators(after):
-    """Returns, for each node of an iteration, a bit mask of the nodes on all paths from it to the end."""
-    masks, changed = dict.fromkeys(after, -1), True
-    while changed:
-        changed = False
-        for node in sorted(after, reverse=True):
-            mask = -1 if after[node] else 0
-            for other in after[node]:
-                mask &= masks[other]
-            mask |= 1 << node
-            changed |= mask != masks[node]
-            masks[node] = mask
-    return masks
-
-
-def behind_barriers(code, after, head):
-    """Returns {index of a load to registers: what it is behind unnecessarily}. A wait, or a shuffle that waits, is one
-    for a load of the iteration. The state at an instruction: what was passed; the registers whose values were not known
-    before that (before a shuffle or barrier: that depend on loads of the iteration); and the branches that depend on
-    such values, as indices."""
-    found, always = {}, post_dominators(after)
-    states, todo = {}, [(head, None, frozenset())]
-    while todo:
-        index, passed, late = todo.pop()
-        if index in states:
-            old, known = states[index]
-            if PASSED.index(passed) <= PASSED.index(old) and late <= known:
-                continue
-            passed, late = max(passed, old, key=PASSED.index), late | known
-        states[index] = passed, late
-        i = code[index]
-        late = frozenset(x for x in late if isinstance(x, str) or not always[x] >> index & 1)
-        depends = bool(late & i.read()) or any(isinstance(x, int) for x in late)
-        found.pop(index, None)
-        if i.base in TO_REGISTERS and passed not in (None, "store") and not depends:
-            found[index] = passed
-        ordered = passed in ("shuffle", "barrier")
-        if i.base == "BAR":
-            passed, late = "barrier", frozenset()
-        elif i.base == "SHFL" and not ordered and depends:
-            passed, late, depends = "shuffle", frozenset(), False
-        elif i.base == "STG" and not ordered:
-            passed = "store"
-        elif depends and not passed:
-            passed = "wait"
-        if len(after[index]) > 1 and depends:
-            late |= {index}
-        elif depends or (UNKNOWN.match(i.base) if ordered else i.base in TO_REGISTERS):
-            late |= set(i.written())
-        elif not i.guard:
-            late -= set(i.written())
-        todo += [(other, passed, late) for other in after[index]]
-    return found
-
-
-def warnings_of(code, following, loops):
-    """Returns [[kind, places]] of all loops. Unrolling repeats a source line: a line is reported only if all of its
-    loads in the loop are behind something, because otherwise those that are belong to the next iteration."""
-    warnings = {}
-    for loop in loops[1:]:
-        found = behind_barriers(code, one_iteration(following, loops, loop), loop.head)
-        kinds = defaultdict(list)
-        for node in loop.nodes:
-            if code[node].base in TO_REGISTERS:
-                kinds[code[node].places].append(found.get(node))
-        for places, of in kinds.items():
-            if None not in of:
-                warnings[places] = max([*of, warnings.get(places)], key=PASSED.index)
-    return [[kind, list(places)] for places, kind in sorted(warnings.items())]
-
-
 # ---- a kernel
 
 def counted_as(i):
@@ -342,7 +224,7 @@ def lines_of(instructions):
 
 
 def analyse(code, labels):
-    """Returns {"loops", "warnings"} of a kernel."""
+    """Returns the figures of a kernel's loops."""
     following = successors(code, labels)
     loops, figures = find_loops(following), []
     for loop in loops:
@@ -352,7 +234,7 @@ def analyse(code, labels):
             "in_flight": loads_in_flight(code, following, loop) + copies_in_flight(own),
             "round_trips": round_trips(own), "tma": any(TMA.match(i.name) for i in own),
             "counts": {"all": len(own), **Counter(map(counted_as, own))}})
-    return {"loops": figures, "warnings": warnings_of(code, following, loops)}
+    return figures
 
 
 def main_loop(loops):
@@ -397,7 +279,7 @@ def main():
         if nvdisasm:
             listing = read_listing(run_tool([nvdisasm, "-c", "-gi", "-hex", cubin], "the CUDA toolkit").stdout)
             for symbol, figures in kernels.items():
-                figures.update(analyse(*listing[symbol]))
+                figures["loops"] = analyse(*listing[symbol])
         found.update(kernels)
     with open(options.out, "w", encoding="utf-8") as file:
         json.dump(found, file, indent=1)

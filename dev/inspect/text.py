@@ -83,20 +83,12 @@ def totals(results):
 
 def overview(results):
     rows = [[column.text(kernel) for column in COLUMNS] for kernel in results.kernels]
-    sentences = [line for of in (hazards, late_loads) for kernel in results.kernels for line in of(results, kernel)]
+    sentences = [line for kernel in results.kernels for line in hazards(results, kernel)]
     return [*text_table([column.name for column in COLUMNS], rows), LEGEND, *filter(None, [missing(results)]), "",
             *totals(results), *([""] if sentences else []), *sentences]
 
 
-# ---- late loads, races, uninitialised reads and accesses out of bounds
-
-BEHIND = {"barrier": "a barrier", "shuffle": "a reduction by shuffles", "wait": "a wait for another load"}
-
-
-def late_loads(results, kernel):
-    return [f"{kernel.name}: load behind {BEHIND[kind]}, although its address is known before: {file}:{line}"
-            f"  `{results.quoted(file, line)}`" for (file, line), kind in kernel.late_loads.items()]
-
+# ---- races, uninitialised reads and accesses out of bounds
 
 def by_name(by):
     """Returns a site's "by" as the reports print it."""
@@ -194,4 +186,4 @@ def kernel_text(results, kernel):
     lines += [f"{column.name + ':':24}{column.text(kernel)}" for column in COLUMNS[1:]]
     lines += [f"{name + ':':24}{value}" for name, value in facts(kernel)]
     return [*lines, "", *by_line(results, kernel), "(ratio: count divided by the minimum; * above 1)",
-            *late_loads(results, kernel), *hazards(results, kernel)]
+            *hazards(results, kernel)]

@@ -4,7 +4,6 @@ emulator, and writes the tables of validation.md.
 
     dev/inspect/validate.py                 # record all programs (10 minutes), write the tables
     dev/inspect/validate.py --keep          # use the recordings of the last run
-    dev/inspect/validate.py --keep --fit    # fit FITTED, the constants of estimate.py, and print them
 
 A ladder of validation.json has the source (a key of `sources`), commit and file of a kernel; `data` and `call`: C++
 that allocates its arguments and launches it; the card; {value: measurement}: `call` contains the value as $. A matmul
@@ -12,7 +11,7 @@ has its m, n, k and type instead. `unit` is a time or a rate, of the product of 
 launch was timed alone, between two events, after a memset of the size of L2: see after_memset(). `fitted`: a constant
 was taken from it.
 
-Every second ladder, in the order of the file, is held out unless it is `fitted`: the constants of estimate.py are
+Every second ladder, in the order of the file, is held out unless it is `fitted`: the constants of estimate.py were
 fitted to the others only.
 """
 import argparse
@@ -34,7 +33,6 @@ from tables import number
 ROOT = os.path.dirname(os.path.dirname(HERE))
 FOLDER = os.path.join("build", "validation")
 LIST, GUIDE = (os.path.join("dev", "inspect", name) for name in ("validation.json", "validation.md"))
-PULL = 2.0                  # weight of published values in the fit
 EVENT_SECONDS = 4.1e-6      # between two events with a short kernel between them, without the kernel
 UNITS = {"ms": 1e-3, "us": 1e-6, "GB/s": 1e9, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
 DRIVER = """#include <random>
@@ -188,7 +186,7 @@ def read_cases(ladders, keep, sources, only):
             if "matmul" in ladder or label(number, value) in inputs]
 
 
-# ---- errors and the fit
+# ---- errors
 
 def error_words(cases):
     """Returns the figures of a group of cases as text."""
@@ -211,35 +209,6 @@ def order_words(cases):
                 pairs += 1
                 right += a.predicted() > b.predicted()
     return f"{right} of {pairs}"
-
-
-def loss(cases):
-    """Returns the sum of log errors, of which those above a factor of 1.5 count as 1.5: such cases have causes that no
-    constant describes. The second term pulls the constants to published values."""
-    errors = sum(min(abs(math.log(case.ratio())), math.log(1.5)) for case in cases)
-    return errors + PULL * sum(abs(math.log(getattr(estimate, name) / value))
-                               for name, value in estimate.FITTED.items())
-
-
-def fit(cases):
-    """Minimises loss() by changing one constant at a time, in smaller and smaller steps."""
-    places = [(estimate, name) for name in estimate.FITTED] + [(sys.modules[__name__], "EVENT_SECONDS")]
-    step, best = 1.3, loss(cases)
-    while step > 1.01:
-        improved = False
-        for module, name in places:
-            for factor in (step, 1 / step):
-                before = getattr(module, name)
-                setattr(module, name, before * factor)
-                changed = loss(cases)
-                if changed < best - 1e-9:
-                    best, improved = changed, True
-                else:
-                    setattr(module, name, before)
-        if not improved:
-            step = math.sqrt(step)
-    for module, name in places:
-        print(f"{name} = {getattr(module, name):.3g}")
 
 
 # ---- the guide
@@ -280,20 +249,17 @@ def write_guide(cases):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="use the recordings of the last run")
-    parser.add_argument("--fit", action="store_true", help="fit the constants and print them")
     parser.add_argument("--only", default="", metavar="NAME", help="programs with this in their name; writes nothing")
     options = parser.parse_args()
     os.chdir(ROOT)
     os.makedirs(os.path.join(FOLDER, "sources"), exist_ok=True)
     listed = read_json(LIST, "cases")
     cases = read_cases(listed["ladders"], options.keep, listed["sources"], options.only)
-    if options.fit:
-        fit([case for case in cases if not case.held_out])
     for case in cases:
         held = "held out" if case.held_out else ""
         print(f"{case.ladder['name']:24} {case.value:18} {case.ladder['card']:12} {held:9}{1e6 * case.measured:10.1f} "
               f"{1e6 * case.predicted():10.1f} {case.ratio():6.2f}  {case.bound()}")
-    if not options.only and not options.fit:
+    if not options.only:
         write_guide(cases)
     for name, group in groups_of(cases):
         if len(group) > 1:

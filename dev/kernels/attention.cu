@@ -24,10 +24,8 @@
 //                           FA3 265 371 460 473      FA3 423 521 602 616      FlashAttention-3
 //     forward + backward    FA2 192 232 273 284      FA2 221 265 308 328
 //
-// dev/kernels/attention_cycles.py simulates the wgmma kernels, for heads of 64 and T = 1024. With two stages for a
-// block's own rows and products in a fixed order, dQ and dK/dV take 15 to 19 % fewer cycles than with neither. Skipping
-// the masked half of tiles on the diagonal would save another 1 to 4 % of dQ and up to 2 % of dK/dV. But with products
-// of 64 and 128 columns on the same accumulators, ptxas 13.0 waits after each product of dQ.
+// The wgmma kernels do not skip the masked half of tiles on the diagonal: with products of 64 and 128 columns on the
+// same accumulators, ptxas 13.0 waits after each product of dQ.
 //
 // One backward kernel instead of two would need 5 products instead of 7. It would add dS K to dQ in memory, in FP32,
 // once per tile of keys, in a fixed order to give the same bits. Estimate for an H100: 12 to 33 % less time if the L2

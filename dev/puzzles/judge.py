@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -59,14 +60,8 @@ class Puzzle:
         """Returns the source with other code between the lines BEGIN and END."""
         before, rest = self.source().split(BEGIN, 1)
         first, rest = rest.split("\n", 1)
-        return f"{before}{BEGIN}{first}\n{code}{rest[rest.rindex(END) - indent_before(rest):]}"
-
-
-
-def indent_before(text):
-    """Returns the spaces before the last END."""
-    line = text[:text.rindex(END)].rsplit("\n", 1)[-1]
-    return len(line)
+        last_line = ("\n" + rest).rindex("\n", 0, rest.rindex(END) + 1)    # that of END
+        return f"{before}{BEGIN}{first}\n{code}{rest[last_line:]}"
 
 
 def all_puzzles():
@@ -419,12 +414,8 @@ def figure_text(name, found, limit):
 
 def wrap(text, indent="  "):
     """Breaks a text into lines of WIDTH characters."""
-    lines, words = [indent], text.split()
-    for word in words:
-        if len(lines[-1]) + len(word) >= WIDTH:
-            lines.append(indent)
-        lines[-1] += (" " if lines[-1].strip() else "") + word
-    return lines
+    return textwrap.wrap(" ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent,
+                         break_long_words=False, break_on_hyphens=False)
 
 
 def failed_lines(puzzle, problem, source):

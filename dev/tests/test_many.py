@@ -25,7 +25,7 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True
-from testing import expect, finish
+from testing import expect, finish, wait_for
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TIMEOUT = 120       # seconds for each run
@@ -133,14 +133,6 @@ class Run:
 
     def __str__(self):
         return f"exit {self.code}: {self.out[-300:]} {self.err[-900:]}"
-
-
-def wait_for(condition, seconds=TIMEOUT):
-    """Waits until condition() is true or the time is over; returns its last value."""
-    until = time.time() + seconds
-    while not (result := condition()) and time.time() < until:
-        time.sleep(0.02)
-    return result
 
 
 def run(ranks, *words, **more):

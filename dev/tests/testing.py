@@ -48,12 +48,12 @@ def scratch_folder():
             os.chdir(before)
 
 
-def wait_for(holds, seconds=60):
-    """Waits until holds() is true, for at most this many seconds; returns holds()."""
+def wait_for(holds, seconds=120):
+    """Waits until holds() is true, for at most this many seconds; returns its last value."""
     deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
+    while not (result := holds()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return holds()
+    return result
 
 
 def write(path, content, mode=0o644):
