@@ -278,7 +278,8 @@ def loss_scale(numbers):
             ("FP16(g · 2^16) / 2^16", lambda g: half(g * scale) / scale)]
     parts = [box(at(2 ** -24), 22, at(2 ** -14) - at(2 ** -24), 156, "soft"),
              box(at(2 ** -14), 22, at(2.0 ** 3) - at(2 ** -14), 156, "soft"),
-             text(at(2 ** -19), 15, "FP16 subnormal", "soft", "middle"), text(at(2 ** -6), 15, "normal", "soft", "middle"),
+             text(at(2 ** -19), 15, "FP16 subnormal", "soft", "middle"),
+             text(at(2 ** -6), 15, "normal", "soft", "middle"),
              text(200, 15, "0", "soft", "middle")]
     for i, (name, value) in enumerate(rows):
         y = 36 + 38 * i
@@ -292,7 +293,8 @@ def loss_scale(numbers):
 
 
 def bytes_per_parameter(numbers):
-    rows = [("FP32", "fp32", "fp32"), ("BF16, BF16 gradients", "bf16", "bf16"), ("BF16, FP32 gradients", "bf16", "fp32")]
+    rows = [("FP32", "fp32", "fp32"), ("BF16, BF16 gradients", "bf16", "bf16"),
+            ("BF16, FP32 gradients", "bf16", "fp32")]
     shown, parts = list(CATEGORY_CLASSES)[:5], []
     for i, (name, precision, grads) in enumerate(rows):
         plan = numbers.plan(f"--model gpt2 --precision {precision} --grad-dtype {grads} --gpu-memory 80GB")
@@ -315,8 +317,9 @@ def memory_step(numbers):
         live = trace["live"]
         times = [t for a, b in zip(live["ms"], live["ms"][1:] + [trace["ms"]]) for t in (a, b)]
         base = [0] * len(times)
-        parts += [text(60, 18 + 190 * i, f"--recompute {mode}"), text(54, y(most) + 4, f"{most / 1e6:.0f} MB", "soft", "end"),
-                  text(54, y(0) + 4, "0", "soft", "end"), text(750, y(0) + 14, f"{ms:.0f} ms", "soft", "end")]
+        parts += [text(60, 18 + 190 * i, f"--recompute {mode}"),
+                  text(54, y(most) + 4, f"{most / 1e6:.0f} MB", "soft", "end"),
+                  text(54, y(0) + 4, "0", "soft", "end"), text(750, y(0) + 20, f"{ms:.0f} ms", "soft", "end")]
         for category in shown:
             top = [b + v for b, v in zip(base, (v for v in live[category] for _ in range(2)))]
             outline = [*zip(times, top), *reversed([*zip(times, base)])]
@@ -326,9 +329,9 @@ def memory_step(numbers):
         parts += [box(x(a), y(0) + 2, max(0.5, x(b) - x(a)), 5, passes[name], title=name)
                   for name, a, b in trace["passes"] if name in passes]
         parts.append(line([(60, y(trace["planned"])), (750, y(trace["planned"]))]))
-    parts += legend(60, 396, [(CATEGORY_CLASSES[c], CATEGORY_WORDS.get(c, c)) for c in shown], 118)
-    parts += [text(0, 416, "strip below:", "soft"), *legend(78, 416, [(k, n) for n, k in passes.items()], 118)]
-    return picture("Live memory over one training step", 424, parts)
+    parts += legend(60, 404, [(CATEGORY_CLASSES[c], CATEGORY_WORDS.get(c, c)) for c in shown], 118)
+    parts += [text(0, 424, "strip below:", "soft"), *legend(78, 424, [(k, n) for n, k in passes.items()], 118)]
+    return picture("Live memory over one training step", 432, parts)
 
 
 def zero(numbers):
@@ -367,5 +370,6 @@ def tensor_parallel(numbers):
                   ((rank, y), (1 - rank, other))]
         parts += [line([(197, y + 50), (245, y + 50)]), line([(335, y + 50), (380 + 22 * rank, y + 50)]),
                   line([(424 + 22 * rank, y + 50), (511, y + 50)])]
-    parts.append(text(380, 306, "coloured: what the rank holds; lines between ranks are communication", "soft", "middle"))
+    parts.append(text(380, 306, "coloured: what the rank holds; lines between ranks are communication", "soft",
+                      "middle"))
     return picture("Half of a block on a tensor group of two GPUs", 314, parts)
