@@ -12,6 +12,7 @@ Markdown and of lines that begin with @:
     @figure NAME                    a picture that figures.py draws
     @question TEXT                  what follows is its folded answer
     @links study: NAME | puzzle: N | test: NAME
+    @let NAME = EXPRESSION          a name for expressions
 
 {{expression:format}} is a number from JSON: plan("FLAGS") is the output of ./train_gpt plan --json, `chapter` is
 data/chapter.json. The figures next to the lines come from runs/inspect/figures.json (make inspect JSON=...), and the
@@ -114,6 +115,7 @@ def line_figures(library):
 class Book:
     def __init__(self, numbers):
         self.numbers, self.problems, self.placed, self.contents = numbers, [], set(), []
+        self.names = {"plan": numbers.plan, "chapter": numbers.chapter}     # of the expressions in chapters
         self.library = Library(ROOT)
         self.figures = line_figures(self.library)
         self.options = self.library.options(numbers.run("--help", "markdown"), self.markdown)
@@ -129,9 +131,10 @@ class Book:
 
     def markdown(self, text, where="options"):
         """Returns Markdown as HTML: with numbers from JSON, pictures, and names in backticks linked to definitions."""
-        names = {"plan": self.numbers.plan, "chapter": self.numbers.chapter}
         text = NUMBER.sub(lambda match: self.attempt(
-            where, match[0], lambda: format(eval(match[1], names), match[2] or ""), "n/a"), text)
+            where, match[0], lambda: format(eval(match[1], self.names), match[2] or ""), "n/a"), text)
+        if "{{" in text:
+            self.problems.append(f"{where}: an expression lacks its end: {text[text.index('{{'):][:40]}")
         drawn = lambda match: self.attempt(where, match[0], lambda: getattr(figures, match[1])(self.numbers), "")
         text = re.sub(r"^@figure (\w+)$", lambda match: f"\n<figure>{drawn(match)}</figure>\n", text, flags=re.M)
         page = markdown.markdown(text, extensions=["tables", "fenced_code", "sane_lists"])
@@ -153,6 +156,10 @@ class Book:
         for line in path.read_text().splitlines():
             fenced ^= line.startswith("```")
             match = None if fenced else DIRECTIVE.match(line)
+            if match and match[1] == "let":
+                name, _, code = match[2].partition(" = ")
+                self.names[name] = self.attempt(path.name, line, lambda: eval(code, self.names), None)
+                continue
             pieces += [(match[1], match[2], [])] if match else []
             if not match:
                 pieces[-1][2].append(line)
