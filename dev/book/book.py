@@ -23,6 +23,7 @@ move to the head of their chapter's section. With --strict such problems are err
 import argparse
 import html
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -90,18 +91,18 @@ def line_figures(library):
         if kernel["launches"] and (place := library.kernel(kernel["range"])):
             bound = f", {kernel['ratios']['cost']:.2f}× least traffic" if kernel["ratios"].get("cost") else ""
             found.setdefault(place, []).append(f"≈ {number(kernel['estimate_us'])} µs × {kernel['launches']}{bound}")
+        launch = math.prod(kernel["grid"]) / max(1, kernel["recorded_blocks"])      # a launch over what was recorded
         for space, unit in (("global", "sectors"), ("shared", "wavefronts")):
             for site in kernel[space]:
-                row = worst.setdefault((site["file"], site["line"]), {}).setdefault(
-                    f"{space} {site['access']}", [0, 0, 0, unit])
+                row = worst.setdefault((site["file"], site["line"]), {}).setdefault((site["access"], unit), [0, 0, 0])
                 for i, key in enumerate((unit, f"least_{unit}", "dram_sectors")):
-                    row[i] += site[key]
+                    row[i] += site[key] * launch
     colours = {}
     for at, rows in worst.items():
-        for what, (count, least, dram, unit) in rows.items():
+        for (access, unit), (count, least, dram) in rows.items():
             ratio = count / max(1, least)
             moved = f", {number(dram * 32 / 1e6)} MB" if dram else ""
-            found.setdefault(at, []).append(f"{what}: {unit} {times(ratio)}×{moved}")
+            found.setdefault(at, []).append(f"{access}: {times(ratio)}× {unit}{moved}")
             colours[at] = max(colours.get(at, ""), "r1" if 1.05 < ratio <= 2 else "r2" if ratio > 2 else "")
     for run in (newer(GPU, library) or {}).get("runs", {}).values():
         for kernel in (run.get("trace") or {}).get("kernels", []):
