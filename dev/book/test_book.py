@@ -18,9 +18,9 @@ try:
 except ImportError as error:
     sys.exit(f"test_book: {error}: pip install playwright pygments markdown")
 
-UNITS = r"(?:[kMGT]?B|[mµn]?s|%|TFLOP/s|tokens/s|times|×)"
+UNITS = r"(?:[kMGT]B|[mµn]?s|%|TFLOP/s|tokens/s|times|×(?! ?\d))"
 LITERAL = re.compile(rf"(?<![\w.])\d[\d.,]*(?:e\d+)? ?(?:billion |million )?{UNITS}(?!\w)")
-NOT_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\{\{.*?\}\}|(?<!\*)\*[^*\n]+\*(?!\*)|^@(?:at|code|let|links).*$", re.M | re.S)
+NOT_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\{\{.*?\}\}|(?<!\*)\*[^*\n]+\*(?!\*)|^@(?:at|code|let|links)[^\n]*", re.M | re.S)
 READ_PAGE = """() => {
     const all = (selector, value) => [...document.querySelectorAll(selector)].map(value);
     return {
