@@ -184,7 +184,9 @@ class Book:
         if missing or not chosen:
             self.problems.append(f"{where}: no such file or section: {', '.join(missing) or file}, or it is placed already")
         self.placed.update(section.key for section in chosen)
-        self.contents[-1][2].extend((section.id, section.title) for section in chosen)
+        # The contents list the sections of train_gpt.cu, and the other files.
+        self.contents[-1][2].extend((section.id, section.title if name == "train_gpt.cu" else name)
+                                    for section in (chosen if name == "train_gpt.cu" else chosen[:1]))
         here = notes.get(name, {})
         return "".join([*(section.html(here, self.figures, here.pop(0, "")) for section in chosen),
                         self.library.comparisons(name) if name.startswith("dev/kernels/") else ""])
