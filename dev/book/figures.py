@@ -318,7 +318,7 @@ def memory_step(numbers):
         times = [t for a, b in zip(live["ms"], live["ms"][1:] + [trace["ms"]]) for t in (a, b)]
         base = [0] * len(times)
         parts += [text(60, 18 + 190 * i, f"--recompute {mode}"),
-                  text(54, y(most) + 4, f"{most / 1e6:.0f} MB", "soft", "end"),
+                  text(54, y(trace["planned"]) + 4, f"{trace['planned'] / 1e6:.0f} MB", "soft", "end"),
                   text(54, y(0) + 4, "0", "soft", "end"), text(750, y(0) + 20, f"{ms:.0f} ms", "soft", "end")]
         for category in shown:
             top = [b + v for b, v in zip(base, (v for v in live[category] for _ in range(2)))]
