@@ -229,7 +229,7 @@ class Library:
         """Returns comment lines as HTML: paragraphs, `word  text` rows as a list, indented lines as they are."""
         rows = [re.sub(r"^\s*// ?", "", line) for line in comment]
         out, kind, indent = [], None, 0
-        for row in rows:
+        for row, before in zip(rows, ["", *comment]):
             keyed, stripped = KEYED.match(row), row.strip()
             if not stripped:
                 kind = None
@@ -237,7 +237,12 @@ class Library:
                 kind, indent = "dl", keyed.start(2)
                 out.append(("dl", keyed[1], [keyed[2]]))
             elif kind == "dl" and row.startswith(" " * indent):
-                out[-1][2].append(row[indent:])
+                wrapped = len(before) + 1 + len(stripped.split()[0]) > 120      # the line ended for lack of room
+                out[-1][2].append(f"{out[-1][2].pop()} {stripped}" if wrapped else row[indent:])
+            elif indent and kind != "pre" and re.match(rf" {{{indent}}}\S", row):   # a row goes on below a diagram
+                out += [] if kind == "p" else [("p", "", [])]
+                kind = "p"
+                out[-1][2].append(stripped)
             elif row.startswith("   ") or kind == "pre" and row.startswith(" "):
                 if kind != "pre":
                     out.append(("pre", "", []))
