@@ -18,7 +18,7 @@ DEFINITIONS = [
     (re.compile(r"using (\w+) =|typedef .* (\w+);|#define (\w+)"), True)]
 FUNCTION = re.compile(r"(\w+)\((?!\))|(\w+)\(\)")
 MEMBERS = re.compile(r"^(?:template <typename Kind> )?struct (Parameters|Activations) \{\n(.*?)^\};", re.M | re.S)
-KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?) {2,}(\S.*)")
+KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?|\d) {2,}(\S.*)")
 WORD = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|[A-Za-z_]\w*\(?")
 
 
@@ -64,7 +64,7 @@ class Section:
             end = max(end, code)
             first = comment + 1 if banner and row == self.first else comment
             note = self.library.prose(lines[first:code])
-            wide = banner and row == self.first or "<dl>" in note or "<pre>" in note
+            wide = row == self.first or "<dl>" in note or "<pre>" in note
             rows += above.get(row, [])
             if wide:
                 rows.append(f"<div class=banner>{note}</div>")
@@ -94,7 +94,7 @@ class Library:
         self.text = {name: path.read_text() for name, path in self.paths.items()}
         self.lines = {name: text.splitlines() for name, text in self.text.items()}
         self.letters = {name: chr(97 + i // 26) + chr(97 + i % 26) for i, name in enumerate(self.paths)}
-        self.flags, self.definitions, self.members, self.free = set(), {}, {}, set()
+        self.flags, self.definitions, self.own, self.members, self.free = set(), {}, {}, {}, set()
         for name in self.paths:
             self.define(name)
         for match in MEMBERS.finditer(self.text["train_gpt.cu"]):
@@ -154,12 +154,17 @@ class Library:
                 if line.rstrip().endswith(";") and line[0] != "#" and "(" in line and "=" not in line:
                     continue                                # a declaration
                 self.definitions.setdefault(name, (file, i))
+                self.own.setdefault((file, name), (file, i))
                 if free:
                     self.free.add(name)
 
-    def target_of(self, word, called, member=False):
+    def place(self, word, file):
+        """Returns where a name that `file` uses is defined: kernels of different studies have the same names."""
+        return self.own.get((file, word)) or self.definitions.get(word)
+
+    def target_of(self, word, called, member=False, file=None):
         """Returns the id of a name's definition, or None."""
-        place = self.definitions.get(word) if called or word in self.free else None
+        place = self.place(word, file) if called or word in self.free else None
         place = place or (self.members.get(word) if member else None)
         return place and self.id(*place)
 
@@ -226,7 +231,8 @@ class Library:
                        for i, part in enumerate(words.split("`")))
 
     def prose(self, comment):
-        """Returns comment lines as HTML: paragraphs, `word  text` rows as a list, indented lines as they are."""
+        """Returns comment lines as HTML: paragraphs, `word  text` rows and items as lists, `---- title` as a
+        heading, indented lines as they are."""
         rows = [re.sub(r"^\s*// ?", "", line) for line in comment]
         out, kind, indent = [], None, 0
         for row, before in zip(rows, ["", *comment]):
@@ -243,16 +249,24 @@ class Library:
                 out += [] if kind == "p" else [("p", "", [])]
                 kind = "p"
                 out[-1][2].append(stripped)
+            elif row.startswith("---- "):
+                kind = None
+                out.append(("h4", "", [stripped.strip("- ")]))
+            elif kind == "item" and row.startswith("  ") and not stripped.startswith("- "):
+                out[-1][2].append(stripped)
+            elif kind != "pre" and stripped.startswith("- "):
+                kind = "item"
+                out.append(("p", "", [f"• {stripped[2:]}"]))
             elif row.startswith("   ") or kind == "pre" and row.startswith(" "):
                 if kind != "pre":
                     out.append(("pre", "", []))
                 kind = "pre"
                 out[-1][2].append(row)
-            elif kind == "p" and not stripped.startswith("- "):
+            elif kind == "p":
                 out[-1][2].append(stripped)
             else:
                 kind = "p"
-                out.append(("p", "", [stripped.strip("- ")]))
+                out.append(("p", "", [stripped]))
         page = "".join(f"<dt>{escaped(key)}</dt><dd>{self.linked(chr(10).join(words))}</dd>" if kind == "dl" else
                        f"<{kind}>{self.linked((chr(10) if kind == 'pre' else ' ').join(words))}</{kind}>"
                        for kind, key, words in out)
@@ -271,7 +285,7 @@ class Library:
                 shown = escaped(part)
                 if kind in Name:
                     after = self.lines[file][len(lines) - 1][column:column + 1]
-                    at = self.target_of(part, after in ("(", "<"), before.endswith((".", "->")))
+                    at = self.target_of(part, after in ("(", "<"), before.endswith((".", "->")), file)
                     shown = f"<a href=#{at}>{shown}</a>" if at and at != self.id(file, len(lines)) else shown
                 elif tag and part.strip():
                     shown = f"<{tag}>{shown}</{tag}>"
@@ -281,9 +295,9 @@ class Library:
 
     # ---- steps of a study, side by side
 
-    def body(self, name):
-        """Returns a definition's lines, up to the closing brace in the first column."""
-        file, first = self.definitions[name]
+    def body(self, name, user):
+        """Returns the lines of a definition that file `user` uses, up to the closing brace in the first column."""
+        file, first = self.place(name, user)
         lines = self.lines[file]
         last = next((i for i in range(first, len(lines)) if lines[i].startswith("}")), first)
         start = first - 1
@@ -291,15 +305,13 @@ class Library:
             start -= 1
         return lines[start:last + 1]
 
-    def kernels(self, code):
+    def kernels(self, code, file):
         """Returns the kernels that a step's code launches, directly or through a launcher."""
         found = []
-        for word in re.findall(r"\w+", code):
-            if word not in self.definitions:
-                continue
-            inside = [word] if word.endswith("_kernel") else re.findall(r"\w+_kernel\b", "\n".join(self.body(word)))
-            found += [name for name in inside if name in self.definitions and name not in found]
-        return found
+        for word in filter(self.definitions.get, re.findall(r"\w+", code)):
+            body = "" if word.endswith("_kernel") else "\n".join(self.body(word, file))
+            found += re.findall(r"\w+_kernel\b", body or word)
+        return [name for name in dict.fromkeys(found) if name in self.definitions]
 
     def comparisons(self, file):
         """Returns each step of a study next to the step before it, with the changed lines marked."""
@@ -309,16 +321,16 @@ class Library:
                 before = None if "Case c(" in part else before
                 continue
             title = re.match(r'c\.step\((?:format\()?"(.*?)"', part, re.S)
-            names = self.kernels(part.split("\n    c.", 1)[0])
+            names = self.kernels(part.split("\n    c.", 1)[0], file)
             if title and before and names and names != before[1]:
                 parts.append(f"<details class=steps><summary>{escaped(before[0])} → {escaped(title[1])}</summary>"
-                             f"{self.side_by_side(before[1], names)}</details>")
+                             f"{self.side_by_side(before[1], names, file)}</details>")
             if title and names:
                 before = (title[1], names)
         return f"<h3>Steps side by side</h3>{''.join(parts)}" if parts else ""
 
-    def side_by_side(self, before, after):
-        old, new = ([line for name in names for line in [*self.body(name), ""]][:-1] for names in (before, after))
+    def side_by_side(self, before, after, file):
+        old, new = ([line for name in names for line in [*self.body(name, file), ""]][:-1] for names in (before, after))
         columns = ["", ""]
         for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
             for side, lines in enumerate((old[a:b], new[c:d])):
