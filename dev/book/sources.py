@@ -19,6 +19,7 @@ DEFINITIONS = [
 FUNCTION = re.compile(r"(\w+)\((?!\))|(\w+)\(\)")
 MEMBERS = re.compile(r"^(?:template <typename Kind> )?struct (Parameters|Activations) \{\n(.*?)^\};", re.M | re.S)
 KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?|\d) {2,}(\S.*)")
+CODE = re.compile(r"_|\d|[a-z][A-Z]|^[A-Z]{4,}$")
 WORD = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|[A-Za-z_]\w*\(?")
 
 
@@ -224,8 +225,8 @@ class Library:
             name, called = match[0].rstrip("("), match[0].endswith("(")
             if name.startswith("--"):
                 return f"<a href=#o-{name[2:]}>{name}</a>" if name in self.flags else name
-            strong = "_" in name or name.isupper() and len(name) > 3
-            at = self.target_of(name, called or strong)
+            code = called or CODE.search(name) or match.string.startswith("::", match.end())    # "device" is a word
+            at = self.target_of(name, True) if code else None
             return f"<a href=#{at}>{name}</a>{'(' * called}" if at else match[0]
         return "".join(f"<code>{escaped(part)}</code>" if i % 2 else WORD.sub(word, escaped(part))
                        for i, part in enumerate(words.split("`")))
