@@ -85,7 +85,7 @@ def packs(numbers):
     for r, (words, size, stride) in enumerate((("one BF16 per lane", 2, 2), ("a pack of 8 BF16 per lane", 16, 16),
                                                ("half of a pack of 8 FP32 per lane", 16, 32))):
         y, sectors = 18 + 72 * r, -(-8 * stride // 32)
-        parts.append(text(8, y, f"{words}: {8 * size} of {32 * sectors} bytes are used"))
+        parts.append(text(8, y, f"{words}: 32 lanes use {32 * size} of {32 * stride} bytes"))
         parts += [box(8 + 2.9 * stride * i, y + 8, 2.9 * size - 1, 20, f"c{1 + i % 2}", i if size > 2 else "")
                   for i in range(8)]
         parts += [box(8 + 92.8 * s, y + 31, 91, 14, "soft", "", "a sector of 32 bytes") for s in range(sectors)]
@@ -124,7 +124,7 @@ def online_softmax(numbers):
         rescale, p = math.exp(m - new), [math.exp(s - new) for s in now]
         rows = (f"m' = max(m, S) = max({'−∞' if i == 0 else m}, {max(now)}) = {new}",
                 f"rescale = exp(m − m') = {rescale:.4f}",
-                f"l = {total:.4f} · {rescale:.4f} + {sum(p):.4f} = {total * rescale + sum(p):.4f}",
+                f"sum = {total:.4f} · {rescale:.4f} + {sum(p):.4f} = {total * rescale + sum(p):.4f}",
                 f"O = O · {rescale:.4f} + P V")
         parts.append(text(8, y, f"tile {i}", "soft"))
         parts += [box(8 + 92 * k, y + 10, 86, 24, "c1", f"S = {s}") for k, s in enumerate(now)]
@@ -132,9 +132,9 @@ def online_softmax(numbers):
         parts += [text(400, y + 10 + 20 * k, row) for k, row in enumerate(rows)]
         m, total = new, total * rescale + sum(p)
     direct = math.log(sum(map(math.exp, scores)))
-    parts += [text(8, 246, f"lse = m + log l = {m + math.log(total):.6f}"),
+    parts += [text(8, 246, f"lse = m + log(sum) = {m + math.log(total):.6f}"),
               text(400, 246, f"log of the sum of all exp(S) = {direct:.6f}")]
-    return picture("Online softmax of eight scores in two tiles; l is the running sum", 258, parts)
+    return picture("Online softmax of eight scores in two tiles", 258, parts)
 
 
 REGISTER_COLOURS = ("c1", "c3", "c5", "c2")

@@ -20,7 +20,8 @@ DEFINITIONS = [
     (re.compile(r"using (\w+) =|typedef .* (\w+);|#define (\w+)"), True)]
 FUNCTION = re.compile(r"(\w+)\((?!\))|(\w+)\(\)")
 MEMBERS = re.compile(r"^(?:template <typename Kind> )?struct (Parameters|Activations) \{\n(.*?)^\};", re.M | re.S)
-KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?) {2,}(\S.*)")
+KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?|\d) {2,}(\S.*)")
+CODE = re.compile(r"_|\d|[a-z][A-Z]|^[A-Z]{4,}$")
 WORD = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|[A-Za-z_]\w*\(?")
 
 
@@ -66,7 +67,7 @@ class Section:
             end = max(end, code)
             first = comment + 1 if banner and row == self.first else comment
             note = self.library.prose(lines[first:code])
-            wide = banner and row == self.first or "<dl>" in note or "<pre>" in note
+            wide = row == self.first or "<dl>" in note or "<pre>" in note
             rows += above.get(row, [])
             if wide:
                 rows.append(f"<div class=banner>{note}</div>")
@@ -222,17 +223,18 @@ class Library:
             name, called = match[0].rstrip("("), match[0].endswith("(")
             if name.startswith("--"):
                 return f"<a href=#o-{name[2:]}>{name}</a>" if name in self.flags else name
-            strong = "_" in name or name.isupper() and len(name) > 3
-            at = self.target_of(name, called or strong)
+            code = called or CODE.search(name) or match.string.startswith("::", match.end())    # "device" is a word
+            at = self.target_of(name, True) if code else None
             return f"<a href=#{at}>{name}</a>{'(' * called}" if at else match[0]
         return "".join(f"<code>{escaped(part)}</code>" if i % 2 else WORD.sub(word, escaped(part))
                        for i, part in enumerate(words.split("`")))
 
     def prose(self, comment):
-        """Returns comment lines as HTML: paragraphs, `word  text` rows as a list, indented lines as they are."""
+        """Returns comment lines as HTML: paragraphs, `word  text` rows and items as lists, `---- title` as a
+        heading, indented lines as they are."""
         rows = [re.sub(r"^\s*// ?", "", line) for line in comment]
         out, kind, indent = [], None, 0
-        for row in rows:
+        for row, before in zip(rows, ["", *comment]):
             keyed, stripped = KEYED.match(row), row.strip()
             if not stripped:
                 kind = None
@@ -240,17 +242,30 @@ class Library:
                 kind, indent = "dl", keyed.start(2)
                 out.append(("dl", keyed[1], [keyed[2]]))
             elif kind == "dl" and row.startswith(" " * indent):
-                out[-1][2].append(row[indent:])
+                wrapped = len(before) + 1 + len(stripped.split()[0]) > 120      # the line ended for lack of room
+                out[-1][2].append(f"{out[-1][2].pop()} {stripped}" if wrapped else row[indent:])
+            elif indent and kind != "pre" and re.match(rf" {{{indent}}}\S", row):   # a row goes on below a diagram
+                out += [] if kind == "p" else [("p", "", [])]
+                kind = "p"
+                out[-1][2].append(stripped)
+            elif row.startswith("---- "):
+                kind = None
+                out.append(("h4", "", [stripped.strip("- ")]))
+            elif kind == "item" and row.startswith("  ") and not stripped.startswith("- "):
+                out[-1][2].append(stripped)
+            elif kind != "pre" and stripped.startswith("- "):
+                kind = "item"
+                out.append(("p", "", [f"• {stripped[2:]}"]))
             elif row.startswith("   ") or kind == "pre" and row.startswith(" "):
                 if kind != "pre":
                     out.append(("pre", "", []))
                 kind = "pre"
                 out[-1][2].append(row)
-            elif kind == "p" and not stripped.startswith("- "):
+            elif kind == "p":
                 out[-1][2].append(stripped)
             else:
                 kind = "p"
-                out.append(("p", "", [stripped.strip("- ")]))
+                out.append(("p", "", [stripped]))
         page = "".join(f"<dt>{escaped(key)}</dt><dd>{self.linked(chr(10).join(words))}</dd>" if kind == "dl" else
                        f"<{kind}>{self.linked((chr(10) if kind == 'pre' else ' ').join(words))}</{kind}>"
                        for kind, key, words in out)

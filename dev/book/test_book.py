@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests the book: python3 dev/book/test_book.py --train-gpt ./train_gpt. Needs playwright and a Chromium."""
 import argparse
+import html
 import os
 import re
 import shutil
@@ -70,6 +71,17 @@ def test_text():
     for path in sorted((ROOT / "dev/book").glob("[0-9]*.md")):
         prose = NOT_PROSE.sub("", path.read_text())
         expect_equal(LITERAL.findall(prose), [], f"{path.name}: numbers with units come from JSON")
+
+
+def test_steps():
+    library = Library(ROOT)
+    code = {name: {line.strip() for line in lines} for name, lines in library.lines.items()}
+    trainer = set().union(*(lines for name, lines in code.items() if not name.startswith("dev/")))
+    for file in (name for name in code if name.startswith("dev/kernels/")):
+        shown = "\n".join(re.findall(r"<pre>(.*?)</pre>", library.comparisons(file), re.S))
+        lines = [line.strip() for line in html.unescape(re.sub("</?mark>", "", shown)).splitlines()]
+        expect_equal([line for line in lines if line not in trainer | code[file]], [],
+                     f"{file}: steps side by side are code of the study or of the trainer")
 
 
 def test_fork():
