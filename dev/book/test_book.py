@@ -75,12 +75,11 @@ def test_text():
 
 def test_steps():
     library = Library(ROOT)
-    code = {name: {line.strip() for line in lines} for name, lines in library.lines.items()}
-    trainer = set().union(*(lines for name, lines in code.items() if not name.startswith("dev/")))
-    for file in (name for name in code if name.startswith("dev/kernels/")):
+    trainer = "".join(text for name, text in library.text.items() if not name.startswith("dev/"))
+    for file in (name for name in library.paths if name.startswith("dev/kernels/")):
         shown = "\n".join(re.findall(r"<pre>(.*?)</pre>", library.comparisons(file), re.S))
         lines = [line.strip() for line in html.unescape(re.sub("</?mark>", "", shown)).splitlines()]
-        expect_equal([line for line in lines if line not in trainer | code[file]], [],
+        expect_equal([line for line in lines if line not in trainer + library.text[file]], [],
                      f"{file}: steps side by side are code of the study or of the trainer")
 
 
