@@ -1546,7 +1546,7 @@ void gradient_norm(float* norm, LossScale* loss_scale, const float* partials, si
 // update    g = grad / loss scale * min(1, clip / (norm + 1e-6))
 //           m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
-// shapes    (n): master = w, m, v fp32 | weights = w rounded to floatX | grads fp32 or 16 bits | (1): norm, unchanged
+// shapes    (n): master = w, m, v fp32 | weights = w rounded to floatX | grads fp32 or 16 bits | (1): norm, unchanged.
 //           lr, betas and corrections are in device memory, where a replayed CUDA graph finds the current step's
 // mapping   one launch for all tensors of all layers: grid.y is the layer, at a constant stride. In a layer the first
 //           `decayed` elements have weight decay

@@ -12,6 +12,7 @@ Markdown and of lines that begin with @:
     @figure NAME                    a picture that figures.py draws
     @question TEXT                  what follows is its folded answer
     @links study: NAME | puzzle: N | test: NAME
+    @let NAME = EXPRESSION          a name for expressions
 
 {{expression:format}} is a number from JSON: plan("FLAGS") is the output of ./train_gpt plan --json, `chapter` is
 data/chapter.json. The figures next to the lines come from runs/inspect/figures.json (make inspect JSON=...), and the
@@ -22,6 +23,7 @@ move to the head of their chapter's section. With --strict such problems are err
 import argparse
 import html
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -89,18 +91,18 @@ def line_figures(library):
         if kernel["launches"] and (place := library.kernel(kernel["range"])):
             bound = f", {kernel['ratios']['cost']:.2f}× least traffic" if kernel["ratios"].get("cost") else ""
             found.setdefault(place, []).append(f"≈ {number(kernel['estimate_us'])} µs × {kernel['launches']}{bound}")
+        launch = math.prod(kernel["grid"]) / max(1, kernel["recorded_blocks"])      # a launch over what was recorded
         for space, unit in (("global", "sectors"), ("shared", "wavefronts")):
             for site in kernel[space]:
-                row = worst.setdefault((site["file"], site["line"]), {}).setdefault(
-                    f"{space} {site['access']}", [0, 0, 0, unit])
+                row = worst.setdefault((site["file"], site["line"]), {}).setdefault((site["access"], unit), [0, 0, 0])
                 for i, key in enumerate((unit, f"least_{unit}", "dram_sectors")):
-                    row[i] += site[key]
+                    row[i] += site[key] * launch
     colours = {}
     for at, rows in worst.items():
-        for what, (count, least, dram, unit) in rows.items():
+        for (access, unit), (count, least, dram) in rows.items():
             ratio = count / max(1, least)
             moved = f", {number(dram * 32 / 1e6)} MB" if dram else ""
-            found.setdefault(at, []).append(f"{what}: {unit} {times(ratio)}×{moved}")
+            found.setdefault(at, []).append(f"{access}: {times(ratio)}× {unit}{moved}")
             colours[at] = max(colours.get(at, ""), "r1" if 1.05 < ratio <= 2 else "r2" if ratio > 2 else "")
     for run in (newer(GPU, library) or {}).get("runs", {}).values():
         for kernel in (run.get("trace") or {}).get("kernels", []):
@@ -114,6 +116,7 @@ def line_figures(library):
 class Book:
     def __init__(self, numbers):
         self.numbers, self.problems, self.placed, self.contents = numbers, [], set(), []
+        self.names = {"plan": numbers.plan, "chapter": numbers.chapter}     # of the expressions in chapters
         self.library = Library(ROOT)
         self.figures = line_figures(self.library)
         self.options = self.library.options(numbers.run("--help", "markdown"), self.markdown)
@@ -129,9 +132,10 @@ class Book:
 
     def markdown(self, text, where="options"):
         """Returns Markdown as HTML: with numbers from JSON, pictures, and names in backticks linked to definitions."""
-        names = {"plan": self.numbers.plan, "chapter": self.numbers.chapter}
         text = NUMBER.sub(lambda match: self.attempt(
-            where, match[0], lambda: format(eval(match[1], names), match[2] or ""), "n/a"), text)
+            where, match[0], lambda: format(eval(match[1], self.names), match[2] or ""), "n/a"), text)
+        if "{{" in text:
+            self.problems.append(f"{where}: an expression lacks its end: {text[text.index('{{'):][:40]}")
         drawn = lambda match: self.attempt(where, match[0], lambda: getattr(figures, match[1])(self.numbers), "")
         text = re.sub(r"^@figure (\w+)$", lambda match: f"\n<figure>{drawn(match)}</figure>\n", text, flags=re.M)
         page = markdown.markdown(text, extensions=["tables", "fenced_code", "sane_lists"])
@@ -153,6 +157,10 @@ class Book:
         for line in path.read_text().splitlines():
             fenced ^= line.startswith("```")
             match = None if fenced else DIRECTIVE.match(line)
+            if match and match[1] == "let":
+                name, _, code = match[2].partition(" = ")
+                self.names[name] = self.attempt(path.name, line, lambda: eval(code, self.names), None)
+                continue
             pieces += [(match[1], match[2], [])] if match else []
             if not match:
                 pieces[-1][2].append(line)
@@ -176,7 +184,9 @@ class Book:
         if missing or not chosen:
             self.problems.append(f"{where}: no such file or section: {', '.join(missing) or file}, or it is placed already")
         self.placed.update(section.key for section in chosen)
-        self.contents[-1][2].extend((section.id, section.title) for section in chosen)
+        # The contents list the sections of train_gpt.cu, and the other files.
+        self.contents[-1][2].extend((section.id, section.title if name == "train_gpt.cu" else name)
+                                    for section in (chosen if name == "train_gpt.cu" else chosen[:1]))
         here = notes.get(name, {})
         return "".join([*(section.html(here, self.figures, here.pop(0, "")) for section in chosen),
                         self.library.comparisons(name) if name.startswith("dev/kernels/") else ""])

@@ -85,7 +85,7 @@ def packs(numbers):
     for r, (words, size, stride) in enumerate((("one BF16 per lane", 2, 2), ("a pack of 8 BF16 per lane", 16, 16),
                                                ("half of a pack of 8 FP32 per lane", 16, 32))):
         y, sectors = 18 + 72 * r, -(-8 * stride // 32)
-        parts.append(text(8, y, f"{words}: {8 * size} of {32 * sectors} bytes are used"))
+        parts.append(text(8, y, f"{words}: 32 lanes use {32 * size} of {32 * stride} bytes"))
         parts += [box(8 + 2.9 * stride * i, y + 8, 2.9 * size - 1, 20, f"c{1 + i % 2}", i if size > 2 else "")
                   for i in range(8)]
         parts += [box(8 + 92.8 * s, y + 31, 91, 14, "soft", "", "a sector of 32 bytes") for s in range(sectors)]
@@ -124,7 +124,7 @@ def online_softmax(numbers):
         rescale, p = math.exp(m - new), [math.exp(s - new) for s in now]
         rows = (f"m' = max(m, S) = max({'−∞' if i == 0 else m}, {max(now)}) = {new}",
                 f"rescale = exp(m − m') = {rescale:.4f}",
-                f"l = {total:.4f} · {rescale:.4f} + {sum(p):.4f} = {total * rescale + sum(p):.4f}",
+                f"sum = {total:.4f} · {rescale:.4f} + {sum(p):.4f} = {total * rescale + sum(p):.4f}",
                 f"O = O · {rescale:.4f} + P V")
         parts.append(text(8, y, f"tile {i}", "soft"))
         parts += [box(8 + 92 * k, y + 10, 86, 24, "c1", f"S = {s}") for k, s in enumerate(now)]
@@ -132,9 +132,9 @@ def online_softmax(numbers):
         parts += [text(400, y + 10 + 20 * k, row) for k, row in enumerate(rows)]
         m, total = new, total * rescale + sum(p)
     direct = math.log(sum(map(math.exp, scores)))
-    parts += [text(8, 246, f"lse = m + log l = {m + math.log(total):.6f}"),
+    parts += [text(8, 246, f"lse = m + log(sum) = {m + math.log(total):.6f}"),
               text(400, 246, f"log of the sum of all exp(S) = {direct:.6f}")]
-    return picture("Online softmax of eight scores in two tiles; l is the running sum", 258, parts)
+    return picture("Online softmax of eight scores in two tiles", 258, parts)
 
 
 REGISTER_COLOURS = ("c1", "c3", "c5", "c2")
@@ -225,3 +225,151 @@ def tile_reuse(numbers):
 
 
 # ---- memory, formats, several GPUs
+
+CATEGORY_CLASSES = {"weights": "c1", "gradients": "c2", "master": "c3", "adam_m": "c4", "adam_v": "c5",
+                    "buffers": "c6", "activations": "c6"}
+CATEGORY_WORDS = {"adam_m": "Adam m", "adam_v": "Adam v", "master": "master weights"}
+
+
+def legend(x, y, entries, step=125):
+    """Returns coloured squares with words, from [(class, words)]."""
+    return [part for i, (kind, words) in enumerate(entries)
+            for part in (box(x + i * step, y - 10, 11, 11, kind), text(x + i * step + 16, y, words))]
+
+
+def stack(x, y, height, pixels, values, least=34):
+    """Returns a horizontal stacked bar, from [(class, value, words)]; a part narrower than `least` has no words."""
+    parts = []
+    for kind, value, words in values:
+        width = value * pixels
+        parts.append(box(x, y, width, height, kind, words if width >= least else "", words))
+        x += width
+    return parts
+
+
+def formats(numbers):
+    rows = [("E4M3", 4, 3, 1), ("E5M2", 5, 2, 0), ("FP16", 5, 10, 0), ("BF16", 8, 7, 0), ("FP32", 8, 23, 0)]
+    at, parts = (lambda power: 110 + (power + 152) / 282 * 640), [text(0, 14, "range, on a log2 axis")]
+    for i, (name, exponent, mantissa, finite) in enumerate(rows):     # finite: E4M3 has numbers in its last exponent
+        y, bias = 28 + 34 * i, 2 ** (exponent - 1) - 1
+        low, high, wide = 1 - bias, 2 ** exponent - 2 + finite - bias, exponent == 8
+        largest = (2 - 2.0 ** -mantissa * (1 + finite)) * 2.0 ** high
+        parts += [text(0, y + 15, name), box(at(low - mantissa), y, at(low) - at(low - mantissa), 20, "c2"),
+                  box(at(low), y, at(high + 1) - at(low), 20, "c1"),
+                  text(at(low - mantissa) - 4, y + 14, f"2^{low - mantissa}", "soft", "end"),
+                  text(at(high + 1) + (-6 if wide else 4), y + 14, f"{largest:.2g}" if wide else f"{largest:,.0f}",
+                       "on" if wide else "soft", "end" if wide else "start")]
+    parts += legend(110, 214, [("c1", "normal"), ("c2", "subnormal: each power of 2 down loses a bit of mantissa")])
+    parts.append(text(0, 246, "the numbers from 1 to 2, a mark for each: values between two marks are rounded"))
+    for i, (name, _, mantissa, _) in enumerate(rows):
+        y, steps = 258 + 24 * i, 2 ** mantissa
+        parts += [text(0, y + 13, name), text(752, y + 13, f"{steps:,}", "soft", "end")]
+        parts += ([line([(110 + 560 * k / steps, y), (110 + 560 * k / steps, y + 16)], "s1") for k in range(steps + 1)]
+                  if steps <= 128 else [box(110, y, 560, 16, "c1", "closer than the picture can show")])
+    return picture("Range and precision of the number formats", 380, parts)
+
+
+def loss_scale(numbers):
+    def half(x):
+        return struct.unpack("e", struct.pack("e", x))[0]
+    powers, scale = range(-36, -13, 2), 2.0 ** 16
+    at = lambda x: 250 + (math.log2(x) + 38) * 12.1 if x else 200
+    rows = [("gradients g", lambda g: g), ("FP16(g)", half), ("FP16(g · 2^16)", lambda g: half(g * scale)),
+            ("FP16(g · 2^16) / 2^16", lambda g: half(g * scale) / scale)]
+    parts = [box(at(2 ** -24), 22, at(2 ** -14) - at(2 ** -24), 156, "soft"),
+             box(at(2 ** -14), 22, at(2.0 ** 3) - at(2 ** -14), 156, "soft"),
+             text(at(2 ** -19), 15, "FP16 subnormal", "soft", "middle"),
+             text(at(2 ** -6), 15, "normal", "soft", "middle"),
+             text(200, 15, "0", "soft", "middle")]
+    for i, (name, value) in enumerate(rows):
+        y = 36 + 38 * i
+        parts += [text(0, y + 9, name), line([(185, y + 24), (750, y + 24)])]
+        for power in powers:
+            g = 1.37 * 2.0 ** power
+            x = value(g)
+            parts.append(box(at(x) - 4, y, 8, 13, "c4" if x == 0 else "c1", title=f"{g:.4g} becomes {x:.4g}"))
+    parts += [text(at(2.0 ** p), 200, f"2^{p}", "soft", "middle") for p in (-36, -24, -14, -4)]
+    return picture("Gradients in FP16 without and with a loss scale", 208, parts)
+
+
+def bytes_per_parameter(numbers):
+    rows = [("FP32", "fp32", "fp32"), ("BF16, BF16 gradients", "bf16", "bf16"),
+            ("BF16, FP32 gradients", "bf16", "fp32")]
+    shown, parts = list(CATEGORY_CLASSES)[:5], []
+    for i, (name, precision, grads) in enumerate(rows):
+        plan = numbers.plan(f"--model gpt2 --precision {precision} --grad-dtype {grads} --gpu-memory 80GB")
+        each = {c: plan["bytes"][c] / plan["state"] * plan["bytes_per_parameter"] for c in shown}
+        parts += [text(0, 24 + 36 * i, name), text(160 + 30 * plan["bytes_per_parameter"], 24 + 36 * i,
+                                                   f"{plan['bytes_per_parameter']:g} bytes")]
+        parts += stack(155, 6 + 36 * i, 26, 30, [(CATEGORY_CLASSES[c], b, f"{b:g}") for c, b in each.items()], 20)
+    parts += legend(155, 132, [(CATEGORY_CLASSES[c], CATEGORY_WORDS.get(c, c)) for c in shown], 118)
+    return picture("Bytes of the model's state per parameter", 140, parts)
+
+
+def memory_step(numbers):
+    traces = {mode: numbers.chapter["timeline"][mode] for mode in ("none", "full")}
+    ms, most = (max(trace[key] for trace in traces.values()) for key in ("ms", "planned"))
+    shown = [c for c in ("weights", "master", "adam_m", "adam_v", "gradients", "activations")
+             if any(any(trace["live"].get(c, [])) for trace in traces.values())]
+    passes, parts = {"forward": "c1", "recompute": "c2", "backward": "c3", "update": "c4"}, []
+    for i, (mode, trace) in enumerate(traces.items()):
+        x, y = (lambda t: 60 + t / ms * 690), (lambda b: 30 + 190 * i + 145 * (1 - b / most))
+        live = trace["live"]
+        times = [t for a, b in zip(live["ms"], live["ms"][1:] + [trace["ms"]]) for t in (a, b)]
+        base = [0] * len(times)
+        parts += [text(60, 18 + 190 * i, f"--recompute {mode}"),
+                  text(54, y(trace["planned"]) + 4, f"{trace['planned'] / 1e6:.0f} MB", "soft", "end"),
+                  text(54, y(0) + 4, "0", "soft", "end"), text(750, y(0) + 20, f"{ms:.0f} ms", "soft", "end")]
+        for category in shown:
+            top = [b + v for b, v in zip(base, (v for v in live[category] for _ in range(2)))]
+            outline = [*zip(times, top), *reversed([*zip(times, base)])]
+            points = " ".join(f"{x(t):.5g},{y(b):.5g}" for t, b in outline)
+            parts.append(f'<polygon class="{CATEGORY_CLASSES[category]}" points="{points}"/>')
+            base = top
+        parts += [box(x(a), y(0) + 2, max(0.5, x(b) - x(a)), 5, passes[name], title=name)
+                  for name, a, b in trace["passes"] if name in passes]
+        parts.append(line([(60, y(trace["planned"])), (750, y(trace["planned"]))]))
+    parts += legend(60, 404, [(CATEGORY_CLASSES[c], CATEGORY_WORDS.get(c, c)) for c in shown], 118)
+    parts += [text(0, 424, "strip below:", "soft"), *legend(78, 424, [(k, n) for n, k in passes.items()], 118)]
+    return picture("Live memory over one training step", 432, parts)
+
+
+def zero(numbers):
+    rows = [numbers.plan(f"--model gpt2-xl --micro-batch 1 --precision bf16 --gpu-memory 80GB --gpus 8 --zero {stage}")
+            for stage in range(4)]
+    shown, parts = list(CATEGORY_CLASSES)[:6], []
+    pixels = 590 / max(sum(plan["bytes"][c] for c in shown) for plan in rows)
+    for stage, plan in enumerate(rows):
+        y, total = 6 + 36 * stage, sum(plan["bytes"][c] for c in shown)
+        values = [(CATEGORY_CLASSES[c], plan["bytes"][c], f"{plan['bytes'][c] / 1e9:.2g}") for c in shown]
+        parts += [text(0, y + 18, f"--zero {stage}"), *stack(70, y, 26, pixels, values),
+                  text(76 + total * pixels, y + 18, f"{total / 1e9:.1f} GB")]
+    parts += legend(0, 168, [(CATEGORY_CLASSES[c], CATEGORY_WORDS.get(c, c)) for c in shown])
+    return picture("Bytes of the model's state on each of 8 GPUs, GPT-2 XL", 176, parts)
+
+
+def tensor_parallel(numbers):
+    parts, kinds = [], ["c1", "c2"]
+    columns = [("ln1, ln2", 74), ("all-gather", 175), ("qkv or fc", 290), ("attention or GELU", 424),
+               ("attproj or fcproj", 556), ("reduce-scatter", 690)]
+    parts += [text(x, 16, name, "", "middle") for name, x in columns]
+    parts += [text(x, 34, name, "soft", "middle") for x, name in
+              ((74, "N/t rows, C"), (175, "N rows, C"), (290, "C × columns/t"), (424, "own heads, columns"),
+               (556, "rows/t × C"), (690, "N/t rows, C"))]
+    for rank, kind in enumerate(kinds):
+        y, other = 50 + 130 * rank, 50 + 130 * (1 - rank)
+        parts += [text(0, y + 54, f"rank {rank}"), box(52, y + 50 * rank, 44, 50, kind),
+                  *[box(153, y + 50 * r, 44, 50, kinds[r]) for r in (0, 1)],
+                  box(245, y + 5, 90, 90, "soft"), box(245 + 45 * rank, y + 5, 45, 90, kind),
+                  box(380 + 22 * rank, y, 44, 100, kind, ("0, 1", "2, 3")[rank]),
+                  box(511, y + 5, 90, 90, "soft"), box(511, y + 5 + 45 * rank, 90, 45, kind),
+                  box(668, y + 50 * rank, 44, 50, kind)]
+        parts += [line([(96, y + 50 * rank + 25), (153, y + 50 * rank + 25)], f"s{rank + 1}"),
+                  line([(96, y + 50 * rank + 25), (153, other + 50 * rank + 25)], f"s{rank + 1}")]
+        parts += [line([(601, row + 50), (668, y + 50 * rank + 25)], f"s{r + 1}") for r, row in
+                  ((rank, y), (1 - rank, other))]
+        parts += [line([(197, y + 50), (245, y + 50)]), line([(335, y + 50), (380 + 22 * rank, y + 50)]),
+                  line([(424 + 22 * rank, y + 50), (511, y + 50)])]
+    parts.append(text(380, 306, "coloured: what the rank holds; lines between ranks are communication", "soft",
+                      "middle"))
+    return picture("Half of a block on a tensor group of two GPUs", 314, parts)

@@ -2,7 +2,9 @@
 import difflib
 import functools
 import html
+import itertools
 import re
+import textwrap
 
 from pygments.lexers import CudaLexer
 from pygments.token import Comment, Keyword, Name, Number, String
@@ -18,7 +20,8 @@ DEFINITIONS = [
     (re.compile(r"using (\w+) =|typedef .* (\w+);|#define (\w+)"), True)]
 FUNCTION = re.compile(r"(\w+)\((?!\))|(\w+)\(\)")
 MEMBERS = re.compile(r"^(?:template <typename Kind> )?struct (Parameters|Activations) \{\n(.*?)^\};", re.M | re.S)
-KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?) {2,}(\S.*)")
+KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?|\d) {2,}(\S.*)")
+CODE = re.compile(r"_|\d|[a-z][A-Z]|^[A-Z]{4,}$")
 WORD = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|[A-Za-z_]\w*\(?")
 
 
@@ -64,7 +67,7 @@ class Section:
             end = max(end, code)
             first = comment + 1 if banner and row == self.first else comment
             note = self.library.prose(lines[first:code])
-            wide = banner and row == self.first or "<dl>" in note or "<pre>" in note
+            wide = row == self.first or "<dl>" in note or "<pre>" in note
             rows += above.get(row, [])
             if wide:
                 rows.append(f"<div class=banner>{note}</div>")
@@ -154,12 +157,13 @@ class Library:
                 if line.rstrip().endswith(";") and line[0] != "#" and "(" in line and "=" not in line:
                     continue                                # a declaration
                 self.definitions.setdefault(name, (file, i))
+                self.definitions.setdefault((file, name), (file, i))    # studies may have kernels of the same name
                 if free:
                     self.free.add(name)
 
-    def target_of(self, word, called, member=False):
-        """Returns the id of a name's definition, or None."""
-        place = self.definitions.get(word) if called or word in self.free else None
+    def target_of(self, word, called, member=False, file=None):
+        """Returns the id of a name's definition, the one in `file` first, or None."""
+        place = self.definitions.get((file, word), self.definitions.get(word)) if called or word in self.free else None
         place = place or (self.members.get(word) if member else None)
         return place and self.id(*place)
 
@@ -219,17 +223,18 @@ class Library:
             name, called = match[0].rstrip("("), match[0].endswith("(")
             if name.startswith("--"):
                 return f"<a href=#o-{name[2:]}>{name}</a>" if name in self.flags else name
-            strong = "_" in name or name.isupper() and len(name) > 3
-            at = self.target_of(name, called or strong)
+            code = called or CODE.search(name) or match.string.startswith("::", match.end())    # "device" is a word
+            at = self.target_of(name, True) if code else None
             return f"<a href=#{at}>{name}</a>{'(' * called}" if at else match[0]
         return "".join(f"<code>{escaped(part)}</code>" if i % 2 else WORD.sub(word, escaped(part))
                        for i, part in enumerate(words.split("`")))
 
     def prose(self, comment):
-        """Returns comment lines as HTML: paragraphs, `word  text` rows as a list, indented lines as they are."""
+        """Returns comment lines as HTML: paragraphs, `word  text` rows and items as lists, `---- title` as a
+        heading, indented lines as they are."""
         rows = [re.sub(r"^\s*// ?", "", line) for line in comment]
         out, kind, indent = [], None, 0
-        for row in rows:
+        for row, before in zip(rows, ["", *comment]):
             keyed, stripped = KEYED.match(row), row.strip()
             if not stripped:
                 kind = None
@@ -237,17 +242,30 @@ class Library:
                 kind, indent = "dl", keyed.start(2)
                 out.append(("dl", keyed[1], [keyed[2]]))
             elif kind == "dl" and row.startswith(" " * indent):
-                out[-1][2].append(row[indent:])
+                wrapped = len(before) + 1 + len(stripped.split()[0]) > 120      # the line ended for lack of room
+                out[-1][2].append(f"{out[-1][2].pop()} {stripped}" if wrapped else row[indent:])
+            elif indent and kind != "pre" and re.match(rf" {{{indent}}}\S", row):   # a row goes on below a diagram
+                out += [] if kind == "p" else [("p", "", [])]
+                kind = "p"
+                out[-1][2].append(stripped)
+            elif row.startswith("---- "):
+                kind = None
+                out.append(("h4", "", [stripped.strip("- ")]))
+            elif kind == "item" and row.startswith("  ") and not stripped.startswith("- "):
+                out[-1][2].append(stripped)
+            elif kind != "pre" and stripped.startswith("- "):
+                kind = "item"
+                out.append(("p", "", [f"• {stripped[2:]}"]))
             elif row.startswith("   ") or kind == "pre" and row.startswith(" "):
                 if kind != "pre":
                     out.append(("pre", "", []))
                 kind = "pre"
                 out[-1][2].append(row)
-            elif kind == "p" and not stripped.startswith("- "):
+            elif kind == "p":
                 out[-1][2].append(stripped)
             else:
                 kind = "p"
-                out.append(("p", "", [stripped.strip("- ")]))
+                out.append(("p", "", [stripped]))
         page = "".join(f"<dt>{escaped(key)}</dt><dd>{self.linked(chr(10).join(words))}</dd>" if kind == "dl" else
                        f"<{kind}>{self.linked((chr(10) if kind == 'pre' else ' ').join(words))}</{kind}>"
                        for kind, key, words in out)
@@ -266,7 +284,7 @@ class Library:
                 shown = escaped(part)
                 if kind in Name:
                     after = self.lines[file][len(lines) - 1][column:column + 1]
-                    at = self.target_of(part, after in ("(", "<"), before.endswith((".", "->")))
+                    at = self.target_of(part, after in ("(", "<"), before.endswith((".", "->")), file)
                     shown = f"<a href=#{at}>{shown}</a>" if at and at != self.id(file, len(lines)) else shown
                 elif tag and part.strip():
                     shown = f"<{tag}>{shown}</{tag}>"
@@ -276,47 +294,52 @@ class Library:
 
     # ---- steps of a study, side by side
 
-    def body(self, name):
+    def body(self, file, name):
         """Returns a definition's lines, up to the closing brace in the first column."""
-        file, first = self.definitions[name]
+        file, first = self.definitions.get((file, name), self.definitions.get(name))
         lines = self.lines[file]
-        last = next((i for i in range(first, len(lines)) if lines[i].startswith("}")), first)
+        ends = lines[first - 1].rstrip().endswith(("}", ";"))
+        last = first - 1 if ends else next((i for i in range(first, len(lines)) if lines[i].startswith("}")), first)
         start = first - 1
         while start and lines[start - 1].startswith(("template", "__global__")):
             start -= 1
         return lines[start:last + 1]
 
-    def kernels(self, code):
+    def kernels(self, file, code):
         """Returns the kernels that a step's code launches, directly or through a launcher."""
         found = []
         for word in re.findall(r"\w+", code):
-            if word not in self.definitions:
-                continue
-            inside = [word] if word.endswith("_kernel") else re.findall(r"\w+_kernel\b", "\n".join(self.body(word)))
-            found += [name for name in inside if name in self.definitions and name not in found]
-        return found
+            if word in self.definitions:
+                inside = "" if word.endswith("_kernel") else "\n".join(self.body(file, word))
+                found += [name for name in re.findall(r"\w+_kernel\b", inside or word) if name in self.definitions]
+        return list(dict.fromkeys(found))
 
     def comparisons(self, file):
-        """Returns each step of a study next to the step before it, with the changed lines marked."""
+        """Returns each step of a study next to the step before it: its call and, if they differ, its kernels."""
         parts, before = [], None
         for part in re.split(r"(?=^    Case c\(|\bc\.step\()", self.text[file], flags=re.M):
-            if not part.startswith("c.step("):
+            match = re.match(r'c\.step\((?:format\()?(?:"(.*?)"|(\w+)\[(\d)\])', part, re.S)
+            if not match:
                 before = None if "Case c(" in part else before
                 continue
-            title = re.match(r'c\.step\((?:format\()?"(.*?)"', part, re.S)
-            names = self.kernels(part.split("\n    c.", 1)[0])
-            if title and before and names and names != before[1]:
-                parts.append(f"<details class=steps><summary>{escaped(before[0])} → {escaped(title[1])}</summary>"
-                             f"{self.side_by_side(before[1], names)}</details>")
-            if title and names:
-                before = (title[1], names)
+            names = re.search(rf"{match[2]}\[\] = \{{(.*?)\}};", self.text[file], re.S) if match[2] else None
+            title = re.findall(r'"(.*?)"', names[1])[int(match[3])] if names else match[1]
+            depth = itertools.accumulate((c == "(") - (c == ")") for c in part[6:])
+            call = part[:8 + next(i for i, level in enumerate(depth) if level == 0)]
+            now = (title, textwrap.dedent(re.sub(r"^c", "    c", call)).splitlines(), self.kernels(file, call))
+            if before:
+                bodies = [[*each[1], *(line for name in each[2] for line in ["", *self.body(file, name)])]
+                          if before[2] != now[2] else each[1] for each in (before, now)]
+                parts.append(f"<details class=steps><summary>{escaped(before[0])} → {escaped(title)}</summary>"
+                             f"{self.side_by_side(*bodies)}</details>")
+            before = now
         return f"<h3>Steps side by side</h3>{''.join(parts)}" if parts else ""
 
-    def side_by_side(self, before, after):
-        old, new = ([line for name in names for line in [*self.body(name), ""]][:-1] for names in (before, after))
+    def side_by_side(self, old, new):
         columns = ["", ""]
         for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
             for side, lines in enumerate((old[a:b], new[c:d])):
                 words = "\n".join(escaped(line) for line in lines)
                 columns[side] += f"<mark>{words}</mark>\n" if tag != "equal" and lines else words + "\n" * bool(lines)
+                columns[side] += "\n" * (max(b - a, d - c) - len(lines))
         return "<div class=pair>" + "".join(f"<pre>{column}</pre>" for column in columns) + "</div>"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests the book: python3 dev/book/test_book.py --train-gpt ./train_gpt. Needs playwright and a Chromium."""
 import argparse
+import html
 import os
 import re
 import shutil
@@ -11,16 +12,16 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "dev/tests"), str(ROOT / "dev/book")]
-from testing import expect, expect_equal, finish, scratch_folder
+from testing import expect, expect_equal, run_tests
 try:
     from playwright.sync_api import sync_playwright
     from sources import Library
 except ImportError as error:
     sys.exit(f"test_book: {error}: pip install playwright pygments markdown")
 
-UNITS = r"(?:[kMGT]?B|[mµn]?s|%|TFLOP/s|tokens/s|times|×)"
+UNITS = r"(?:[kMGT]B|[mµn]?s|%|TFLOP/s|tokens/s|times|×(?! ?\d))"
 LITERAL = re.compile(rf"(?<![\w.])\d[\d.,]*(?:e\d+)? ?(?:billion |million )?{UNITS}(?!\w)")
-NOT_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\{\{.*?\}\}|(?<!\*)\*[^*\n]+\*(?!\*)|^@(?:at|code|links).*$", re.M | re.S)
+NOT_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\{\{.*?\}\}|(?<!\*)\*[^*\n]+\*(?!\*)|^@(?:at|code|let|links)[^\n]*", re.M | re.S)
 READ_PAGE = """() => {
     const all = (selector, value) => [...document.querySelectorAll(selector)].map(value);
     return {
@@ -33,13 +34,25 @@ READ_PAGE = """() => {
 }"""
 
 
-def build(program, root=ROOT, out="book.html", *more, python=(sys.executable,)):
-    return subprocess.run([*python, root / "dev/book/book.py", "--train-gpt", program, "--out", out, *more],
+def build(root=ROOT, *more, program=None, out="book.html", python=(sys.executable,)):
+    return subprocess.run([*python, root / "dev/book/book.py", "--train-gpt", program or PROGRAM, "--out", out, *more],
                           capture_output=True, text=True, timeout=120)
 
 
-def test_page(page, errors, out):
-    library, found = Library(ROOT), page.evaluate(READ_PAGE)
+def test_page():
+    done, out, errors = build(ROOT, "--strict"), Path("book.html").resolve(), []
+    expect(done.returncode == 0, "all notes, names, numbers and links match the program", done.stderr)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for width in (390, 900, 1600):
+            page = browser.new_page(viewport={"width": width, "height": 844})
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+            page.goto(f"file://{out}")
+            expect(page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{width} pixels wide: it fits")
+        found = page.evaluate(READ_PAGE)
+        browser.close()
+    library = Library(ROOT)
     lines = dict(found["lines"])
     wrong = [name for name, text in library.text.items() if text != "".join(
         lines.get(library.id(name, i + 1), "?") + "\n" for i in range(len(library.lines[name])))]
@@ -60,7 +73,17 @@ def test_text():
         expect_equal(LITERAL.findall(prose), [], f"{path.name}: numbers with units come from JSON")
 
 
-def test_fork(program):
+def test_steps():
+    library = Library(ROOT)
+    trainer = "".join(text for name, text in library.text.items() if not name.startswith("dev/"))
+    for file in (name for name in library.paths if name.startswith("dev/kernels/")):
+        shown = "\n".join(re.findall(r"<pre>(.*?)</pre>", library.comparisons(file), re.S))
+        lines = [line.strip() for line in html.unescape(re.sub("</?mark>", "", shown)).splitlines()]
+        expect_equal([line for line in lines if line not in trainer + library.text[file]], [],
+                     f"{file}: steps side by side are code of the study or of the trainer")
+
+
+def test_fork():
     """A modified program: an explained line and a section's name are gone, and a section is new."""
     fork = Path("fork")
     for name in ("Makefile", "train_gpt.cu", "test_gpt.cu", "gpt", "dev", "data/chapter.json"):
@@ -71,7 +94,7 @@ def test_fork(program):
     chapter.write_text(chapter.read_text() + "\n@at train_gpt.cu: no such line\nA note that lost its line.\n"
                        "\n`no_such_name` {{chapter['no such key']}}\n")
     source.write_text(source.read_text().replace("// ==== update =", "// ==== renamed ="))
-    done = build(program, fork)
+    done = build(fork)
     expect_equal(done.returncode, 0, "a fork's book is built although its program differs")
     for words in ("01_step.md: @at train_gpt.cu: no such line: 0 lines contain this text, expected 1", "`no_such_name`",
                   "no such key", "sections in no chapter: train_gpt.cu: renamed"):
@@ -81,42 +104,23 @@ def test_fork(program):
     expect(first < page.index("A note that lost its line.") < page.index("class=row", first),
            "a note without its line moves to the head of its chapter's section")
     expect("Other sections" in page and ">renamed<" in page, "a new section is on the page")
-    expect_equal(build(program, fork, "book.html", "--strict").returncode, 1, "--strict: exit code 1")
+    expect_equal(build(fork, "--strict").returncode, 1, "--strict: exit code 1")
 
 
-def test_mistakes(program):
-    done = build(program, python=(sys.executable, "-S"))
+def test_mistakes():
+    done = build(python=(sys.executable, "-S"))
     expect("pip install pygments markdown" in done.stderr, "a missing package is reported with the command", done.stderr)
-    for bad, arguments in (("/no/such/program", ("/no/such/program",)), ("/proc/x", (program, ROOT, "/proc/x"))):
-        done = build(*arguments)
+    for bad, arguments in (("/no/such/program", {"program": "/no/such/program"}), ("/proc/x", {"out": "/proc/x"})):
+        done = build(**arguments)
         expect(done.returncode == 2 and bad in done.stderr and "Traceback" not in done.stderr,
                f"{bad} is rejected with exit code 2", f"{done.returncode} {done.stderr}")
 
 
-def main():
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--train-gpt", required=True, metavar="PROGRAM")
-    program = os.path.abspath(parser.parse_args().train_gpt)
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if not chromium:
+    PROGRAM = os.path.abspath(parser.parse_args().train_gpt)
+    CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not CHROMIUM:
         parser.error("found no chromium on PATH: apt install chromium")
-    with scratch_folder(), sync_playwright() as playwright:
-        done, out, errors = build(program, ROOT, "book.html", "--strict"), Path("book.html").resolve(), []
-        expect(done.returncode == 0, "all notes, names, numbers and links match the program", done.stderr)
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for width in (390, 900, 1600):
-            page = browser.new_page(viewport={"width": width, "height": 844})
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-            page.goto(f"file://{out}")
-            expect(page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{width} pixels wide: it fits")
-        test_page(page, errors, out)
-        browser.close()
-        test_text()
-        test_fork(program)
-        test_mistakes(program)
-    finish()
-
-
-if __name__ == "__main__":
-    main()
+    run_tests(globals())
