@@ -18,10 +18,14 @@ class Run:
         self.folder, self.record, self.steps = folder, record, steps
         self.name = os.path.basename(os.path.abspath(folder))
         self.last = max(steps, default=0)
-        self.planned = record.get("options", {}).get("steps", 0)
+        options = record.get("options", {})
+        self.budget = options.get("tokens") or 0
+        self.planned = 0 if self.budget or options.get("minutes") else options.get("steps", 0)     # 0: unknown
 
     def ended(self):
-        return 0 < self.planned <= self.last
+        """Returns whether the run has made its steps or tokens. The log does not show the end of a run by the clock."""
+        tokens = max((tokens for tokens, _ in self.progress().values()), default=0)
+        return 0 < self.planned <= self.last or 0 < self.budget <= tokens
 
     def series(self, name):
         """Returns {step: value} of the steps that logged this number."""
