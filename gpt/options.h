@@ -61,6 +61,7 @@ struct Options {
     int micro_batch = 4, seq_len = 0;
     long total_batch = 0;
     BatchRamp batch_ramp;
+    long noise_every = 0;
     Recompute recompute = Recompute::NONE;
     DType grad_dtype = DType::FP32;
     double loss_scaling = SCALE_BY_PRECISION;
@@ -74,7 +75,6 @@ struct Options {
     long steps = 1000, warmup = 0;
     double lr = 6e-4, min_lr = -1;
     Schedule schedule = Schedule::COSINE;
-    long noise_every = 0;
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
     long seed = 1337;
     PeakSource peak = PeakSource::TABLE;
