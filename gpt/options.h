@@ -62,6 +62,7 @@ struct Options {
     int micro_batch = 4, seq_len = 0;
     long total_batch = 0;
     BatchRamp batch_ramp;
+    long noise_every = 0;
     Recompute recompute = Recompute::NONE;
     DType grad_dtype = DType::FP32;
     double loss_scaling = SCALE_BY_PRECISION;
@@ -77,7 +78,6 @@ struct Options {
     double lr = 6e-4, min_lr = -1;
     Schedule schedule = Schedule::COSINE;
     Optimizer optimizer = Optimizer::ADAMW;
-    long noise_every = 0;
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
     long seed = 1337;
     PeakSource peak = PeakSource::TABLE;

@@ -263,7 +263,7 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, const Memor
     s.on_gpu |= o.gpu_memory > 0;   // of plan
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(o, s, memory.available);
     require_consistent(s);
-    if (o.batch_ramp.tokens) micro_batches_after(0, o, s);   // rejects other values
+    if (o.batch_ramp.tokens) micro_batches_after(0, o, s);   // rejects an invalid ramp
     require_noise_scale(o, s);
     if (purpose == Purpose::TRAINING) s.head_rows = training_head_rows(s, memory.all);
     return s;
