@@ -2030,12 +2030,12 @@ void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, si
 // update    m = mu m + (1 - mu) g,   u = mu m + (1 - mu) g   (Nesterov momentum, mu = 0.95; g as in section "adamw")
 //           X = u / max(|u|, 1e-7), the Frobenius norm; then 5 times   A = X X^T,   X = a X + (b A + c A A) X
 //           w -= lr * (0.2 sqrt(max(rows, columns)) X + decay * w)
-//           These Newton-Schulz iterations move all singular values of X close to 1, so that rare directions change as
-//           much as frequent ones. The factor 0.2 sqrt(...) gives X the RMS of AdamW's updates: one --lr serves both
+//           Newton-Schulz iterations move all singular values of X close to 1, so that rare directions change as much
+//           as frequent ones. The factor 0.2 sqrt(...) gives X about the RMS of AdamW's updates
 // shapes    (rows, columns): attproj, fc, fcproj, and separately Q, K and V, column blocks of qkv with row stride 3C
 //           master = w, m fp32, no v | weights, X, A floatX | grads fp32 or 16 bits. AdamW updates all other parameters
-// mapping   matmuls on the smaller side: for rows > columns A = X^T X and X = a X + X (b A + c A A), by flags of the
-//           matmul. In the other kernels blocks stride over rows, and threads over the packs of a row
+// mapping   matmuls; for rows > columns A = X^T X and X = a X + X (b A + c A A), by flags. In the other kernels blocks
+//           stride over rows and threads over packs. update_matrix() launches all
 // cost      compute: 10 n^2 (2 k + n) FLOPs, n the smaller and k the larger side. For a layer 300 C^3, as many as its
 //           matmuls for about 4 C tokens. Bandwidth: 38 bytes per parameter in BF16 with FP32 gradients
 // source    Jordan 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon with adjust_lr_fn="match_rms_adamw"
@@ -2044,13 +2044,6 @@ constexpr float MUON_MOMENTUM = 0.95f, MUON_EPS = 1e-7f, MUON_RMS = 0.2f;
 constexpr float NEWTON_SCHULZ[] = {3.4445f, -4.775f, 2.0315f};   // a, b, c
 constexpr int NEWTON_SCHULZ_STEPS = 5;
 struct MatrixView { size_t rows, columns, stride; };   // stride: elements from one row to the next
-
-// Calls visit(i, at) for each pack of this thread: its offsets in contiguous rows and in rows with the stride.
-template <typename Visit> __device__ __forceinline__ void for_each_pack(const MatrixView& x, Visit visit) {
-    for (size_t row = blockIdx.x; row < x.rows; row += gridDim.x)
-        for (size_t c = threadIdx.x * PACK_FP32; c < x.columns; c += blockDim.x * PACK_FP32)
-            visit(row * x.columns + c, row * x.stride + c);
-}
 
 enum class MuonPass { MOMENTUM, NORMALISE };
 // MOMENTUM updates m, and each block writes a partial sum of u^2. NORMALISE computes u again, X, and sets grads to 0.
@@ -2063,22 +2056,23 @@ __global__ void muon_kernel(floatX* out, float* partials, float* m, G* grads, co
     float sum = 0;
     for (unsigned i = threadIdx.x; !FIRST && i < gridDim.x; i += blockDim.x) sum += partials[i];
     const float inverse = FIRST ? 0 : 1 / fmaxf(sqrtf(block_sum(sum)), MUON_EPS);
-    for_each_pack(x, [&](size_t i, size_t at) {
-        float g[PACK_FP32], m1[PACK_FP32], u[PACK_FP32];
-        load(g, grads + at);
-        load(m1, m + at);
-        for (int k = 0; k < PACK_FP32; k++) {
-            const float added = (1 - MUON_MOMENTUM) * scale * g[k];
-            if (FIRST) m1[k] = MUON_MOMENTUM * m1[k] + added;
-            u[k] = MUON_MOMENTUM * m1[k] + added;
-            if (FIRST) sum += u[k] * u[k];
-            u[k] *= inverse;
-            g[k] = 0;
+    for (size_t row = blockIdx.x; row < x.rows; row += gridDim.x)
+        for (size_t c = threadIdx.x * PACK_FP32; c < x.columns; c += blockDim.x * PACK_FP32) {
+            const size_t at = row * x.stride + c;
+            float g[PACK_FP32], m1[PACK_FP32], u[PACK_FP32];
+            load(g, grads + at);
+            load(m1, m + at);
+            for (int k = 0; k < PACK_FP32; k++) {
+                const float added = (1 - MUON_MOMENTUM) * scale * g[k];
+                if (FIRST) m1[k] = MUON_MOMENTUM * m1[k] + added;
+                u[k] = MUON_MOMENTUM * m1[k] + added;
+                if (FIRST) sum += u[k] * u[k];
+                u[k] *= inverse;
+                g[k] = 0;
+            }
+            if (FIRST) store(m + at, m1);
+            else store(out + row * x.columns + c, u), store(grads + at, g);
         }
-        if (FIRST) return store(m + at, m1);
-        store(out + i, u);
-        store(grads + at, g);
-    });
     if (FIRST) sum = block_sum(sum);
     if (FIRST && threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
@@ -2088,22 +2082,24 @@ __global__ void muon_update_kernel(floatX* weights, float* master, const floatX*
                                    const AdamW* settings, float factor, MatrixView x) {
     if (loss_scale->unscale == 0) return;
     const float lr = settings->lr, decay = settings->weight_decay;
-    for_each_pack(x, [&](size_t i, size_t at) {
-        float w[PACK_FP32], s[PACK_FP32];
-        load(w, master + at);
-        load(s, step + i);
-        for (int k = 0; k < PACK_FP32; k++) w[k] -= lr * (factor * s[k] + decay * w[k]);
-        store(master + at, w);
-        if (static_cast<const void*>(weights) != master) store(weights + at, w);
-    });
+    for (size_t row = blockIdx.x; row < x.rows; row += gridDim.x)
+        for (size_t c = threadIdx.x * PACK_FP32; c < x.columns; c += blockDim.x * PACK_FP32) {
+            const size_t at = row * x.stride + c;
+            float w[PACK_FP32], s[PACK_FP32];
+            load(w, master + at);
+            load(s, step + row * x.columns + c);
+            for (int k = 0; k < PACK_FP32; k++) w[k] -= lr * (factor * s[k] + decay * w[k]);
+            store(master + at, w);
+            if (static_cast<const void*>(weights) != master) store(weights + at, w);
+        }
 }
 
 // Returns the last X (rows, columns). scratch: 2 (rows * columns + n^2) elements, n the smaller side; the first X.
 const floatX* newton_schulz(floatX* scratch, size_t rows, size_t columns) {
     const size_t n = std::min(rows, columns), k = std::max(rows, columns);
     const bool tall = rows > columns;
-    const auto [first, second] = tall ? std::pair{Op::TRANSPOSED, Op::AS_IS} : std::pair{Op::AS_IS, Op::TRANSPOSED};
-    const MatmulShape gram = {n, n, k, first, second, FLOATX, Into::ASSIGN, Epilogue::NONE};
+    const Op ops[] = {Op::AS_IS, Op::TRANSPOSED, Op::AS_IS};
+    const MatmulShape gram = {n, n, k, ops[tall], ops[tall + 1], FLOATX, Into::ASSIGN, Epilogue::NONE};
     const MatmulShape square = {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ADD, Epilogue::NONE};
     const MatmulShape whole = {rows, columns, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ADD, Epilogue::NONE};
     floatX *x = scratch, *y = x + n * k, *const A = y + n * k, *const polynomial = A + n * n;
@@ -2114,22 +2110,6 @@ const floatX* newton_schulz(floatX* scratch, size_t rows, size_t columns) {
         matmul({y, tall ? x : polynomial, tall ? polynomial : x, whole, nullptr, nullptr, x, 1, a});
     }
     return x;
-}
-
-// scratch: as for newton_schulz(); partials: NORM_BLOCKS fp32; others as for adamw()
-void muon(floatX* weights, float* master, Grad grads, float* m, floatX* scratch, float* partials, const float* norm,
-          const LossScale* loss_scale, const AdamW* settings, const MatrixView& x) {
-    const size_t blocks = std::min(NORM_BLOCKS, x.rows);
-    with_type(grads, [&](auto* g) {
-        typedef std::remove_pointer_t<decltype(g)> G;
-        launch("muon_momentum", muon_kernel<MuonPass::MOMENTUM, G>, blocks, BLOCK, 0, scratch, partials, updated(m), g,
-               norm, loss_scale, settings, x);
-        launch("muon_normalise", muon_kernel<MuonPass::NORMALISE, G>, blocks, BLOCK, 0, scratch, partials, m,
-               updated(g), norm, loss_scale, settings, x);
-    });
-    launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, weights, updated(master),
-           newton_schulz(scratch, x.rows, x.columns), loss_scale, settings,
-           MUON_RMS * sqrtf(static_cast<float>(std::max(x.rows, x.columns))), x);
 }
 
 // ==== model: sizes ===========================================================
@@ -2345,7 +2325,7 @@ Layout layout_of(const Config& c, size_t gpus = 1, size_t tensor = 1, size_t ran
 }
 Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.tensor, s.rank); }
 
-// Muon updates the parameters of a layer that have weight decay: its matrices. AdamW's v has the others only.
+// Muon updates a layer's parameters with weight decay, its matrices, which have no v.
 bool on_muon(const Setup& s, const ParameterRow& row) {
     return s.optimizer == Optimizer::MUON && row.is_split() && row.decays();
 }
@@ -3166,19 +3146,33 @@ void update_groups(Model& m, size_t g, size_t groups) {
     const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
     adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
           m.adam_m + at(part), m.adam_v + v.begin(g, part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n,
-          groups, {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part), v.part(g, part)},
-          m.a.unchanged());
+          groups, {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part), n}, m.a.unchanged());
+}
+
+// Muon for one matrix, at an offset in the blocks. In FP32 builds weights and master are the same memory.
+void update_matrix(Model& m, size_t at, const MatrixView& x) {
+    const Activations& a = m.a;
+    const size_t blocks = std::min(NORM_BLOCKS, x.rows);
+    float *const moment = m.adam_m + at, *const master = m.master + at;
+    with_type(grad_at(m, at), [&](auto* g) {
+        typedef std::remove_pointer_t<decltype(g)> G;
+        launch("muon_momentum", muon_kernel<MuonPass::MOMENTUM, G>, blocks, BLOCK, 0, a.muon(), a.norm_partials(),
+               updated(moment), g, a.norm(), a.loss_scale(), a.adamw(), x);
+        launch("muon_normalise", muon_kernel<MuonPass::NORMALISE, G>, blocks, BLOCK, 0, a.muon(), a.norm_partials(),
+               moment, updated(g), a.norm(), a.loss_scale(), a.adamw(), x);
+    });
+    launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, m.weights + at, updated(master),
+           newton_schulz(a.muon(), x.rows, x.columns), a.loss_scale(), a.adamw(),
+           MUON_RMS * std::sqrt(static_cast<float>(std::max(x.rows, x.columns))), x);
 }
 
 // Muon for the matrices of all layers, with Q, K and V as three.
 void update_matrices(Model& m) {
     for (const ParameterRow& row : parameter_table(m.w, m.config)) {
         const size_t pieces = row.tensor == &m.w.qkvw ? 3 : 1, columns = row.shape.back() / pieces;
-        for (size_t i = 0; on_muon(m.setup, row) && i < row.copies * pieces; i++) {
-            const size_t at = m.layout.place(row, i / pieces) + i % pieces * columns;
-            muon(m.weights + at, m.master + at, grad_at(m, at), m.adam_m + at, m.a.muon(), m.a.norm_partials(),
-                 m.a.norm(), m.a.loss_scale(), m.a.adamw(), {row.shape[0], columns, row.shape[1]});
-        }
+        for (size_t i = 0; on_muon(m.setup, row) && i < row.copies * pieces; i++)
+            update_matrix(m, m.layout.place(row, i / pieces) + i % pieces * columns,
+                          {row.shape[0], columns, row.shape[1]});
     }
 }
 

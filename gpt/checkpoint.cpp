@@ -375,8 +375,8 @@ void print_changes(const Options& o, const json& trainer, const std::string& dir
     if (!then.is_object()) return;
     const json optimizer = then.value("optimizer", json("adamw"));
     if (optimizer != now["optimizer"])
-        throw UserError("--optimizer %s: %s has the moments of %s; expected the same, or a new run with --from",
-                        now["optimizer"].get<std::string>().c_str(), dir.c_str(), json_text(optimizer).c_str());
+        throw UserError("--optimizer %s: differs from the optimizer of the moments in %s, %s",
+                        o.optimizer == Optimizer::MUON ? "muon" : "adamw", dir.c_str(), json_text(optimizer).c_str());
     for (const auto& [name, value] : then.items())
         if (!now.contains(name))
             printf("resume     --%s was %s, is not an option any more\n", one_line(name).c_str(),

@@ -214,8 +214,7 @@ void require_consistent(const Setup& s) {
         throw UserError("--matmul fp8-all: expected a micro-batch of a multiple of %d tokens, found %d x %d; --matmul "
                         "fp8 takes any number", FP8_ROWS, s.B, s.T);
     if (s.optimizer == Optimizer::MUON && (s.tensor > 1 || s.zero > 0 || s.master_weights == MasterWeights::NONE))
-        throw UserError("--optimizer muon: expected whole matrices with master weights on each GPU: --zero 0, "
-                        "--tensor-parallel 1, --master-weights fp32");
+        throw UserError("--optimizer muon: expected --zero 0, --tensor-parallel 1 and --master-weights fp32");
     if (s.zero > last_stage(s))
         throw UserError("--zero 3: expected 0, 1 or 2 with --matmul fp8, which keeps all weights in FP8 on each GPU");
     if (s.master_weights == MasterWeights::FP32) return;
