@@ -3760,7 +3760,7 @@ TrainData open_data(const Options& o) {
 void divide_data(TrainData& data, const Options& o, const std::string& dir, const Config& c) {
     const WatchdogPause tokenizing_may_take_long;
     const bool reads_text = data.train.bytes_only() || data.val.bytes_only() || o.sample_every > 0;
-    data.text = Text(reads_text ? dir : "", c.vocab);
+    data.text = reads_text ? Text(dir, c.vocab) : text_if_any(o.eval_every > 0 ? dir : "", c.vocab);   // bits per byte
     for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text);
     const bool splits = o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0;
     if (splits) data.val = data.train.split_tail(o.val_fraction);

@@ -321,11 +321,11 @@ void print_categories(const Plan& p, size_t memory) {
 }
 
 // Returns the plan in one line: the total, and its parts in the same unit.
-std::string memory_text(const Plan& p, size_t memory) {
+std::string memory_text(const Plan& p, size_t memory, Optimizer optimizer) {
     auto sum = [&](auto... categories) { return (p.bytes[static_cast<int>(categories)] + ...); };
     const std::pair<const char*, size_t> parts[] = {
         {"weights", sum(Category::WEIGHTS)}, {"gradients", sum(Category::GRADIENTS)},
-        {"optimizer", sum(Category::MASTER, Category::ADAM_M, Category::ADAM_V)},
+        {optimizer == Optimizer::MUON ? "Muon" : "AdamW", sum(Category::MASTER, Category::ADAM_M, Category::ADAM_V)},
         {"activations", sum(Category::ACTIVATIONS)},
         {"other", sum(Category::BUFFERS, Category::WORKSPACE, Category::CUDA)}};
     std::string text;
@@ -364,7 +364,7 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
         o.tokens > 0 ? grouped(o.tokens) + " tokens" : grouped(o.steps) + " steps";
     printf("step       %s%s; %s%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(), ramp.c_str(),
            length.c_str(), resumed.c_str(), recompute_name(s), matmul.c_str(), zero.c_str());
-    printf("memory     %s\n", memory_text(plan(s), memory_now().all).c_str());
+    printf("memory     %s\n", memory_text(plan(s), memory_now().all, s.optimizer).c_str());
     if (o.verbose) {
         print_categories(plan(s), memory_now().all);
         const size_t text_bytes = data.train.text_bytes() + data.val.text_bytes();
