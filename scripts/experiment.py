@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "dev")]
+sys.path.append(str(Path(__file__).parent))
 from runs import read_run
-from tables import markdown_table
 
 
 def summary(values):
@@ -25,7 +24,8 @@ def verdict(a, b):
 
 
 def main():
-    folder, rows, losses = Path(sys.argv[1]), [], []
+    folder, losses = Path(sys.argv[1]), []
+    rows = [["set", "options", "seeds", "validation loss: mean (range)", "tokens"], ["---"] * 5]
     for name, options in zip("AB", sys.argv[2:]):
         runs = [read_run(path) for path in sorted(folder.glob(f"{name}-*/"))]
         last = [next(reversed(run.series("val_loss").values()), None) for run in runs]
@@ -34,7 +34,7 @@ def main():
         losses.append(last)
         tokens = [max(tokens for tokens, _ in run.progress().values()) for run in runs]
         rows.append([name, options or "-", len(runs), summary(last), f"{statistics.mean(tokens):,.0f}"])
-    print(*markdown_table(["set", "options", "seeds", "validation loss: mean (range)", "tokens"], rows), sep="\n")
+    print(*(f"| {' | '.join(map(str, row))} |" for row in rows), sep="\n")
     print(verdict(*losses))
     subprocess.run([sys.executable, Path(__file__).with_name("plot.py"), *sorted(folder.glob("[AB]-*/")), "--x", "time",
                     "--out", folder / "plot.png"], check=False)
