@@ -760,7 +760,6 @@ template <typename G> void try_muon_kernels(Trial& trial, const MuonCase& c) {
     const size_t all = x.rows * x.stride, n = x.rows * x.columns, blocks = std::min(NORM_BLOCKS, x.rows);
     const Values w0 = random_values<float>(all), g0 = random_values<G>(all, -3, 3), m0 = random_values<float>(all),
                  step0 = random_values<floatX>(n);
-    constexpr auto FIRST = muon_kernel<MuonPass::MOMENTUM, G>, SECOND = muon_kernel<MuonPass::NORMALISE, G>;
     const auto got = trial.run([&] {
         const DeviceArray<float> master(w0), m(m0), norm(Values{c.norm}), partials(blocks);
         const DeviceArray<LossScale> scale(std::vector<LossScale>{{1, c.unscale}});
@@ -769,7 +768,8 @@ template <typename G> void try_muon_kernels(Trial& trial, const MuonCase& c) {
         const DeviceArray<G> grads(g0);
         floatX* const rounded = SEPARATE_MASTER ? weights : reinterpret_cast<floatX*>(static_cast<float*>(master));
         set_adamw(settings, a);
-        for (auto [name, kernel] : {std::pair{"muon_momentum", FIRST}, {"muon_normalise", SECOND}})
+        for (auto [name, kernel] : {std::pair{"muon_momentum", muon_kernel<MuonPass::MOMENTUM, G>},
+                                    {"muon_normalise", muon_kernel<MuonPass::NORMALISE, G>}})
             launch(name, kernel, blocks, BLOCK, 0, pointer(out), pointer(partials), pointer(m), pointer(grads),
                    pointer(norm), pointer(scale), pointer(settings), x);
         launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, rounded, pointer(master), pointer(step),
