@@ -117,9 +117,9 @@ class Book:
     def __init__(self, numbers):
         self.numbers, self.problems, self.placed, self.contents = numbers, [], set(), []
         self.names = {"plan": numbers.plan, "chapter": numbers.chapter}     # of the expressions in chapters
-        self.library = Library(ROOT)
-        self.figures = line_figures(self.library)
-        self.options = self.library.options(numbers.run("--help", "markdown"), self.markdown)
+        self.sources = Library(ROOT)
+        self.figures = line_figures(self.sources)
+        self.options = self.sources.options(numbers.run("--help", "markdown"), self.markdown)
 
     def attempt(self, where, what, function, otherwise):
         """Returns function(), or `otherwise` after a failure, which becomes a problem: chapters belong to the program,
@@ -142,7 +142,7 @@ class Book:
         page = page.replace("<table>", "<div class=scroll><table>").replace("</table>", "</table></div>")
 
         def name(match):
-            link = self.library.link(html.unescape(match[1]))
+            link = self.sources.link(html.unescape(match[1]))
             if link is None:
                 self.problems.append(f"{where}: `{html.unescape(match[1])}`: no such name in the sources")
             return f"<a href=#{link}>{match[0]}</a>" if link else match[0]
@@ -169,17 +169,17 @@ class Book:
     def explain(self, notes, argument, body, where):
         """Adds an @at note to notes, {file: {line: HTML}}; line 0 if its line does not exist."""
         file, _, quoted = argument.partition(": ")
-        lines = self.library.find(file, quoted)
+        lines = self.sources.find(file, quoted)
         if len(lines) != 1:
             self.problems.append(f"{where}: {len(lines)} lines contain this text, expected 1")
-        at = notes.setdefault(self.library.name(file), {})
+        at = notes.setdefault(self.sources.name(file), {})
         line = lines[0] if len(lines) == 1 else 0
         at[line] = at.get(line, "") + self.text(body, where)
 
     def code(self, argument, notes, where):
         file, _, names = argument.partition(": ")
-        name = self.library.name(file)
-        chosen, missing = self.library.sections(name, names)
+        name = self.sources.name(file)
+        chosen, missing = self.sources.sections(name, names)
         chosen = [section for section in chosen if section.key not in self.placed]
         if missing or not chosen:
             self.problems.append(f"{where}: no such file or section: {', '.join(missing) or file}, or it is placed already")
@@ -189,11 +189,11 @@ class Book:
                                     for section in (chosen if name == "train_gpt.cu" else chosen[:1]))
         here = notes.get(name, {})
         return "".join([*(section.html(here, self.figures, here.pop(0, "")) for section in chosen),
-                        self.library.comparisons(name) if name.startswith("dev/kernels/") else ""])
+                        self.sources.comparisons(name) if name.startswith("dev/kernels/") else ""])
 
     def links(self, argument, where):
         entries = [entry.strip().partition(": ")[::2] for entry in argument.split("|")]
-        found = [(f"{kind} {value}", self.library.target(kind, value)) for kind, value in entries]
+        found = [(f"{kind} {value}", self.sources.target(kind, value)) for kind, value in entries]
         self.problems += [f"{where}: {entry} does not exist" for entry, target in found if not target]
         return f"<p class=links>Go on: {'; '.join(target for _, target in found if target)}</p>"
 
@@ -221,7 +221,7 @@ class Book:
 
     def page(self):
         chapters = "".join(self.chapter(*path) for path in enumerate(sorted(FOLDER.glob("[0-9]*.md")), 1))
-        rest = [section for section in self.library.all_sections() if section.key not in self.placed]
+        rest = [section for section in self.sources.all_sections() if section.key not in self.placed]
         if rest:
             self.problems.append("sections in no chapter: " + ", ".join(section.key for section in rest))
             self.contents.append(("rest", "Other sections", [(section.id, section.title) for section in rest]))

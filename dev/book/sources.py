@@ -33,13 +33,13 @@ class Section:
     """Lines first ... last - 1 of a source, from one banner to the next. Lines are counted from 0."""
 
     def __init__(self, library, file, title, first, last, id_):
-        self.library, self.file, self.first, self.last, self.id = library, file, first, last, id_
+        self.sources, self.file, self.first, self.last, self.id = library, file, first, last, id_
         self.title = title or file
         self.key = f"{file}: {title}" if title else file
 
     def head_of(self, line):
         """Returns the first line of the function, or other top-level code with its comment, that contains a line."""
-        lines = self.library.lines[self.file]
+        lines = self.sources.lines[self.file]
         while line > self.first and (not lines[line] or lines[line][0] in " }#" or lines[line].startswith("//")):
             line -= 1
         while line > self.first and lines[line - 1] and lines[line - 1][0] not in " }#":
@@ -49,10 +49,10 @@ class Section:
     def html(self, notes, figures, lost):
         """Returns rows of note, code and figures. `notes` ({line from 1: HTML}) stand above the code that they explain,
         `lost` at the section's head."""
-        lines, above, row, rows = self.library.lines[self.file], {}, self.first, []
+        lines, above, row, rows = self.sources.lines[self.file], {}, self.first, []
         for line, note in notes.items():
             if self.first <= line - 1 < self.last:
-                above.setdefault(self.head_of(line - 1), []).append(f"<div id=n-{self.library.id(self.file, line)}>"
+                above.setdefault(self.head_of(line - 1), []).append(f"<div id=n-{self.sources.id(self.file, line)}>"
                                                                     f"{note}</div>")
         banner = BANNER.match(lines[self.first])
         place = f"<small>{escaped(self.file)}</small>" if self.title != self.file else ""
@@ -66,7 +66,7 @@ class Section:
                 end += 1
             end = max(end, code)
             first = comment + 1 if banner and row == self.first else comment
-            note = self.library.prose(lines[first:code])
+            note = self.sources.prose(lines[first:code])
             wide = row == self.first or "<dl>" in note or "<pre>" in note
             rows += above.get(row, [])
             if wide:
@@ -80,12 +80,12 @@ class Section:
     def lines_html(self, first, last, kind, notes, figures):
         rows = []
         for line in range(first + 1, last + 1):
-            id_ = self.library.id(self.file, line)
+            id_ = self.sources.id(self.file, line)
             words, colour = figures.get((self.file, line), ("", ""))
             data = f' data-f="{html.escape(words)}"' if words else ""
             mark = f"<a class=mark href=#n-{id_}></a>" if line in notes else ""
             rows.append(f"<p id={id_}{f' class={colour}' if colour else ''}{data}>{mark}"
-                        f"{self.library.highlighted[self.file][line - 1]}</p>")
+                        f"{self.sources.highlighted[self.file][line - 1]}</p>")
         return f'<div class="l {kind}" style="counter-reset:n {first}">{"".join(rows)}</div>' if rows else ""
 
 
