@@ -645,7 +645,8 @@ template <typename G> void try_gradient_norm(Trial& trial, size_t n_common, size
         const DeviceArray<float> norm(1), partials(count);
         const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{{0.5f}});
         const DType dtype = grad(grads).dtype;
-        norm_partials(partials, {grads + gap, dtype}, n_common, {grads + layer0, dtype}, n, layers, stride);
+        norm_partials(partials, {grads + gap, dtype}, n_common, {grads + layer0, dtype}, n, layers, stride,
+                      count);
         gradient_norm(norm, loss_scale, partials, count);
         return outputs(norm);
     });
@@ -1503,6 +1504,27 @@ TEST("shards") {
     }
     expect(right, "the shards of 1 to 6 ranks in tensor groups of 1 to 3 hold each element of each tensor once, at the "
                   "expected offset");
+
+    bool whole = true;
+    for (size_t gpus = 1; gpus <= 5; gpus++) {
+        const Layout y = layout_of(config, gpus, 1, 0, Optimizer::MUON);
+        size_t held = 0, expected = 0;
+        for (size_t rank = 0; rank < gpus; rank++) {
+            std::vector<int> used(y.elements(Placement::SHARDED));
+            for (const ParameterRow& row : parameter_table(config))
+                for (size_t l = 0; l < row.copies; l++) {
+                    const Shard shard = shard_of(y, row, l, Placement::SHARDED, rank);
+                    if (row.is_split() && row.decays())
+                        whole = whole && shard.count == (l % gpus == rank ? row.elements : 0);
+                    for (size_t i = 0; i < shard.count; i++) used.at(shard.at + i)++;
+                    held += shard.count;
+                    expected += rank == 0 ? row.elements : 0;
+                }
+            whole = whole && std::count_if(used.begin(), used.end(), [](int n) { return n > 1; }) == 0;
+        }
+        whole = whole && held == expected;
+    }
+    expect(whole, "--optimizer muon: the matrices of layer l are on rank l % ranks, all else is sharded");
 }
 
 // ==== memory =================================================================
@@ -1543,10 +1565,11 @@ TEST("memory") {
                      s.grad_dtype = grad_dtype;
                      s.attention = attention;
                 });
-    for (int gpus : {1, 5})
-        expect_with(format("--optimizer muon, GPUs: %d", gpus), [&](Setup& s) {
+    for (auto [gpus, zero] : {std::pair{1, 0}, {5, 0}, {2, 1}, {5, 1}})
+        expect_with(format("--optimizer muon, GPUs: %d, --zero %d", gpus, zero), [&, gpus = gpus, zero = zero](Setup& s) {
             s.optimizer = Optimizer::MUON;
             s.gpus = gpus;
+            s.zero = zero;
         });
     for (int zero = 0; zero <= 3; zero++)
         expect_with(format("--zero %d, 5 GPUs", zero), [&](Setup& s) { s.gpus = 5, s.zero = zero; });
@@ -2046,6 +2069,11 @@ TEST("schedule") {
     o.schedule = Schedule::LINEAR;
     o.min_lr = -1;
     Near("without --min-lr the learning rate ends at a tenth of --lr", fabs(learning_rate(o, 110) - 0.1), 1e-12);
+    o.warmup = 0.05;
+    double error = 0;
+    for (auto [step, expected] : {std::pair{0, 0.1}, {9, 1.0}, {10, 1.0}, {200, 0.1}})
+        error = std::max(error, fabs(learning_rate(o, step, 200) - expected));
+    Near("--warmup below 1 is a fraction of the expected steps", error, 1e-12);
 }
 
 // Probabilities 0.5, 0.25, 0.125, 0.125. The random numbers are evenly spaced in [0, 1), so a count may differ

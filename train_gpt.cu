@@ -1529,12 +1529,12 @@ size_t norm_blocks(size_t n_common, size_t n, size_t layers) {
     return std::min(NORM_BLOCKS, ceil_div(n_common, SPAN) + layers * ceil_div(n, SPAN));
 }
 
+// blocks: number of partial sums, at least 1
 void norm_partials(float* partials, Grad common, size_t n_common, Grad layer0, size_t n, unsigned layers,
-                   size_t stride) {
+                   size_t stride, size_t blocks) {
     with_type(common, [&](auto* g) {
-        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>,
-               norm_blocks(n_common, n, layers), BLOCK, 0, partials, g, n_common,
-               static_cast<decltype(g)>(layer0.data), n, layers, stride);
+        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>, blocks, BLOCK, 0, partials,
+               g, n_common, static_cast<decltype(g)>(layer0.data), n, layers, stride);
     });
 }
 
@@ -2037,7 +2037,8 @@ void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, si
 // mapping   matmuls; for rows > columns A = X^T X and X = a X + X (b A + c A A), by flags. In the other kernels blocks
 //           stride over rows and threads over packs. update_matrix() launches all
 // cost      compute: 10 n^2 (2 k + n) FLOPs, n the smaller and k the larger side. For a layer 300 C^3, as many as its
-//           matmuls for about 4 C tokens. Bandwidth: 38 bytes per parameter in BF16 with FP32 gradients
+//           matmuls for about 4 C tokens. Bandwidth: 38 bytes per parameter in BF16 with FP32 gradients. With ZeRO 1 a
+//           rank updates every G-th layer
 // source    Jordan 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon with adjust_lr_fn="match_rms_adamw"
 
 constexpr float MUON_MOMENTUM = 0.95f, MUON_EPS = 1e-7f, MUON_RMS = 0.2f;
@@ -2177,6 +2178,9 @@ struct Setup {
 //     WHOLE     | group 0             pad | group 1             pad | group 2             pad | ...
 //     shards    |   rank 0   |   rank 1   |   rank 0   |   rank 1   |   rank 0   |   rank 1   | ...
 //     SHARDED   |   group 0  |   group 1  |   group 2  | ...        this rank's shards
+//
+// Muon needs whole matrices. So those of layer l, the first elements of its group, belong to rank l % ranks, and only
+// the rest of the group divides into shards. SHARDED continues with the matrices of this rank's layers.
 
 // Storage of a tensor. Layer l uses copy l % copies. An activation with one copy is not kept for backward, which
 // recomputes it.
@@ -2289,41 +2293,52 @@ struct Layout {
     size_t gpus, tensor, rank, layers;
     size_t common = 0, common_decayed = 0;   // elements of group 0, and the number of those with weight decay
     size_t layer = 0, layer_decayed = 0;     // the same for each layer's group
-    size_t skipped = 0;                      // elements of each layer's group, the first ones, that are not stored
+    size_t matrices = 0;                     // elements of each layer's group, the first ones, that Muon updates
+    size_t skipped = 0;                      // the same number if they are not stored: in the block v
 
     size_t elements() const { return common + layers * layer; }
-    size_t elements(Placement p) const { return part(0, p) + layers * part(1, p); }
+    size_t elements(Placement p) const {
+        return begin(1 + layers, p) + (p == Placement::WHOLE ? 0 : ceil_div(layers, gpus) * matrices);
+    }
     size_t group(size_t g) const { return g == 0 ? common : layer; }
     size_t decayed(size_t g) const { return g == 0 ? common_decayed : layer_decayed; }
     // The ranks that share a group, and a rank's number among them: all ranks share group 0, and those of different
     // tensor groups that hold the same part of a layer share that part.
     size_t ranks(size_t g) const { return g == 0 ? gpus : gpus / tensor; }
     size_t number(size_t g, size_t r) const { return g == 0 ? r : r / tensor; }
-    size_t shard(size_t g) const { return group(g) / ranks(g); }
+    size_t whole(size_t g) const { return g == 0 ? 0 : matrices; }   // elements that do not divide into shards
+    size_t shard(size_t g) const { return (group(g) - whole(g)) / ranks(g); }
     size_t part(size_t g, Placement p) const { return p == Placement::WHOLE ? group(g) : shard(g); }
     // The offset of group g in a block.
     size_t begin(size_t g, Placement p) const { return g == 0 ? 0 : part(0, p) + (g - 1) * part(1, p); }
     // The offset of this rank's shard of group g.
     size_t own_shard(size_t g, Placement p) const {
-        return begin(g, p) + (p == Placement::WHOLE ? number(g, rank) * shard(g) : 0);
+        return begin(g, p) + (p == Placement::WHOLE ? whole(g) + number(g, rank) * shard(g) : 0);
+    }
+    // Muon: the rank that updates the matrices of layer l, and their offset in a block.
+    size_t owner(size_t l) const { return l % gpus; }
+    size_t matrices_begin(size_t l, Placement p) const {
+        return p == Placement::WHOLE ? begin(1 + l, p) : begin(1 + layers, p) + l / gpus * matrices;
     }
     size_t place(const ParameterRow& row, size_t l) const {   // the offset of a tensor in a whole block
         return row.is_split() ? begin(1 + l, Placement::WHOLE) + row.offset - skipped : row.offset + l * row.elements;
     }
 };
 
-Layout layout_of(const Config& c, size_t gpus = 1, size_t tensor = 1, size_t rank = 0) {
+Layout layout_of(const Config& c, size_t gpus = 1, size_t tensor = 1, size_t rank = 0,
+                 Optimizer optimizer = Optimizer::ADAMW) {
     Layout y = {gpus, tensor, rank, static_cast<size_t>(c.layers)};
     for (const ParameterRow& row : parameter_table(c, tensor)) {
         const size_t n = row.elements * (row.is_split() ? 1 : row.copies);
         (row.is_split() ? y.layer : y.common) += n;
         if (row.decays()) (row.is_split() ? y.layer_decayed : y.common_decayed) += n;
     }
+    if (optimizer == Optimizer::MUON) y.matrices = y.layer_decayed;
     y.common = ceil_div(y.common, y.ranks(0) * SHARD_UNIT) * y.ranks(0) * SHARD_UNIT;
-    y.layer = ceil_div(y.layer, y.ranks(1) * SHARD_UNIT) * y.ranks(1) * SHARD_UNIT;
+    y.layer = y.matrices + ceil_div(y.layer - y.matrices, y.ranks(1) * SHARD_UNIT) * y.ranks(1) * SHARD_UNIT;
     return y;
 }
-Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.tensor, s.rank); }
+Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.tensor, s.rank, s.optimizer); }
 
 // Muon updates a layer's parameters with weight decay, its matrices, which have no v.
 bool on_muon(const Setup& s, const ParameterRow& row) {
@@ -2331,7 +2346,9 @@ bool on_muon(const Setup& s, const ParameterRow& row) {
 }
 Layout layout_of_v(const Setup& s) {
     Layout y = layout_of(s);
-    if (s.optimizer == Optimizer::MUON) y.layer -= y.skipped = std::exchange(y.layer_decayed, 0);
+    y.skipped = std::exchange(y.matrices, 0);
+    y.layer -= y.skipped;
+    y.layer_decayed -= y.skipped;
     return y;
 }
 
@@ -2342,7 +2359,9 @@ struct Shard { size_t first, count, at; };
 
 Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Placement placement, size_t rank) {
     if (placement == Placement::WHOLE) return {0, row.elements, y.place(row, l)};
-    const size_t g = row.is_split() ? 1 + l : 0, count = y.shard(g), low = y.number(g, rank) * count;
+    const size_t g = row.is_split() ? 1 + l : 0, count = y.shard(g), low = y.whole(g) + y.number(g, rank) * count;
+    if (row.is_split() && row.offset < y.matrices)
+        return y.owner(l) == rank ? Shard{0, row.elements, y.matrices_begin(l, placement) + row.offset} : Shard{0, 0, 0};
     const size_t place = y.place(row, l) - y.begin(g, Placement::WHOLE);   // in the group
     const size_t begin = std::max(place, low), end = std::min(place + row.elements, low + count);
     return begin < end ? Shard{begin - place, end - begin, y.begin(g, placement) + begin - low} : Shard{0, 0, 0};
@@ -2497,6 +2516,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     else append({rowX(a.scores, "scores", {B, NH, T, T}, only_none), rowX(a.probs, "probs", {B, NH, T, T}, only_none)});
     if (training) {
         const size_t columns = 4 * C;   // of fc's bias, the widest
+        const size_t norm_launches = s.optimizer == Optimizer::MUON ? 2 : 1;
         append({
             rowX(a.dres, "dres", {N, C},      1),
             rowX(a.dln,  "dln",  {N, C},      1),
@@ -2504,7 +2524,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             rowX(a.datt, "datt", {N, Ct},     1),
             rowX(a.dfc,  "dfc",  {N, 4 * Ct}, 1),
             row(a.partials,      "partials",      {attention_partials(B, T), columns}, 1, Category::WORKSPACE),
-            row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
+            row(a.norm_partials, "norm_partials", {norm_launches * NORM_BLOCKS}, 1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
             {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
             {&a.loss_scale, "loss_scale", {sizeof(LossScale) / sizeof(float)}, "fp32", sizeof(float), 1,
@@ -2545,8 +2565,8 @@ bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_
 
 // What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
 // Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, and the one above
-// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs whole matrices.
-int last_stage(const Setup& s) { return s.optimizer == Optimizer::MUON ? 0 : s.matmul == MatmulIn::FLOATX ? 3 : 2; }
+// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs whole gradients.
+int last_stage(const Setup& s) { return s.optimizer == Optimizer::MUON ? 1 : s.matmul == MatmulIn::FLOATX ? 3 : 2; }
 Placement weights_placement(const Setup& s) { return s.zero >= 3 ? Placement::SHARDED : Placement::WHOLE; }
 Placement grads_placement(const Setup& s) { return s.zero >= 2 ? Placement::SHARDED : Placement::WHOLE; }
 Placement states_placement(const Setup& s) { return s.zero >= 1 ? Placement::SHARDED : Placement::WHOLE; }
@@ -2637,6 +2657,8 @@ Grad grad_at(const Model& m, size_t element) {
 //                              update the new weights (all-gather)
 //   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has computed them
 //   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
+//
+// With Muon stage 1 sums a layer's matrices for one rank (reduce), which updates them and sends them to all (broadcast).
 //
 // Tensor parallelism (--tensor-parallel t): t neighbouring ranks, a tensor group, share a micro-batch of N rows. They
 // split only attention and the four matmuls of a block: a rank has NH / t heads and 4 C / t columns of the MLP, so
@@ -2854,10 +2876,14 @@ size_t update_begin(const Model& m, size_t g, Placement placement) {
 
 // weights = round(master), after init or loading. Each rank rounds its part; need_weights() gathers the rest.
 void master_changed(Model& m) {
-    for (size_t g = 0; SEPARATE_MASTER && g <= m.layout.layers; g++)
-        round_weights(m.weights + update_begin(m, g, weights_placement(m.setup)),
-                      m.master + update_begin(m, g, master_placement(m.setup)),
-                      m.layout.part(g, states_placement(m.setup)));
+    const Layout& y = m.layout;
+    const Placement states = states_placement(m.setup), weights = weights_placement(m.setup);
+    for (size_t g = 0; SEPARATE_MASTER && g <= y.layers; g++)
+        round_weights(m.weights + update_begin(m, g, weights), m.master + update_begin(m, g, states),
+                      y.part(g, states));
+    for (size_t l = y.rank; SEPARATE_MASTER && y.matrices > 0 && states == Placement::SHARDED && l < y.layers;
+         l += y.gpus)
+        round_weights(m.weights + y.matrices_begin(l, weights), m.master + y.matrices_begin(l, states), y.matrices);
     weights_changed(m);
     fp8_weights_changed(m);
 }
@@ -3142,58 +3168,74 @@ void update_groups(Model& m, size_t g, size_t groups) {
     const Placement master = master_placement(m.setup), grads = grads_placement(m.setup);
     const size_t n = v.part(g, part), skipped = y.part(g, part) - n;
     auto at = [&](Placement placement) { return update_begin(m, g, placement) + skipped; };
-    const size_t before = skipped + (part == Placement::WHOLE ? 0 : y.number(g, y.rank) * n);
-    const size_t decayed = y.decayed(g) > before ? std::min(y.decayed(g) - before, n) : 0;
+    const size_t before = part == Placement::WHOLE ? 0 : y.number(g, y.rank) * n;
+    const size_t decayed = v.decayed(g) > before ? std::min(v.decayed(g) - before, n) : 0;
     adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
           m.adam_m + at(part), m.adam_v + v.begin(g, part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n,
           groups, {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part), n}, m.a.unchanged());
 }
 
-// Muon for one matrix, at an offset in the blocks. In FP32 builds weights and master are the same memory.
-void update_matrix(Model& m, size_t at, const MatrixView& x) {
+// Muon for one matrix of layer l, at an offset in its group. In FP32 builds weights and master are the same memory.
+void update_matrix(Model& m, size_t l, size_t offset, const MatrixView& x) {
     const Activations& a = m.a;
     const size_t blocks = std::min(NORM_BLOCKS, x.rows);
-    float *const moment = m.adam_m + at, *const master = m.master + at;
-    with_type(grad_at(m, at), [&](auto* g) {
+    auto at = [&](Placement placement) { return m.layout.matrices_begin(l, placement) + offset; };
+    float *const moment = m.adam_m + at(states_placement(m.setup));
+    float *const master = m.master + at(master_placement(m.setup));
+    with_type(grad_at(m, at(Placement::WHOLE)), [&](auto* g) {
         typedef std::remove_pointer_t<decltype(g)> G;
         launch("muon_momentum", muon_kernel<MuonPass::MOMENTUM, G>, blocks, BLOCK, 0, a.muon(), a.norm_partials(),
                updated(moment), g, a.norm(), a.loss_scale(), a.adamw(), x);
         launch("muon_normalise", muon_kernel<MuonPass::NORMALISE, G>, blocks, BLOCK, 0, a.muon(), a.norm_partials(),
                moment, updated(g), a.norm(), a.loss_scale(), a.adamw(), x);
     });
-    launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, m.weights + at, updated(master),
+    launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, m.weights + at(Placement::WHOLE), updated(master),
            newton_schulz(a.muon(), x.rows, x.columns), a.loss_scale(), a.adamw(),
            MUON_RMS * std::sqrt(static_cast<float>(std::max(x.rows, x.columns))), x);
 }
 
-// Muon for the matrices of all layers, with Q, K and V as three.
+// Muon for the matrices of all layers, or with ZeRO 1 of this rank's, with Q, K and V as three.
 void update_matrices(Model& m) {
+    const bool all = states_placement(m.setup) == Placement::WHOLE;
     for (const ParameterRow& row : parameter_table(m.w, m.config)) {
         const size_t pieces = row.tensor == &m.w.qkvw ? 3 : 1, columns = row.shape.back() / pieces;
         for (size_t i = 0; on_muon(m.setup, row) && i < row.copies * pieces; i++)
-            update_matrix(m, m.layout.place(row, i / pieces) + i % pieces * columns,
-                          {row.shape[0], columns, row.shape[1]});
+            if (all || m.layout.owner(i / pieces) == m.layout.rank)
+                update_matrix(m, i / pieces, row.offset + i % pieces * columns,
+                              {row.shape[0], columns, row.shape[1]});
     }
 }
 
-// The gradient norm, then AdamW for group 0 and for all layers at once. Each rank reduces its own
-// shard, so the norm is the same in every ZeRO stage.
+// Writes partial sums of the gradient norm and returns their number, the same on each rank. Each rank reduces its own
+// shards and matrices, so the norm is the same in every ZeRO stage.
+size_t own_norm_partials(const Model& m) {
+    const Layout& y = m.layout;
+    const Placement grads = grads_placement(m.setup);
+    float* const partials = m.a.norm_partials();
+    const size_t count = norm_blocks(y.shard(0), y.shard(1), y.layers);
+    norm_partials(partials, grad_at(m, y.own_shard(0, grads)), y.shard(0), grad_at(m, y.own_shard(1, grads)),
+                  y.shard(1), y.layers, y.part(1, grads), count);
+    if (y.matrices == 0) return count;
+    const size_t more = norm_blocks(0, y.matrices, ceil_div(y.layers, y.gpus));
+    const size_t own = ceil_div(y.layers - std::min(y.rank, y.layers), y.gpus), first = y.begin(1 + y.rank, grads);
+    norm_partials(partials + count, grad_at(m, 0), 0, grad_at(m, own ? first : 0), y.matrices, own, y.gpus * y.layer,
+                  more);
+    return count + more;
+}
+
+// The gradient norm, then AdamW for group 0 and for all layers at once, then Muon.
 void update(Model& m, const AdamW& settings) {
     const Activations& a = m.a;
-    const Layout& y = m.layout;
     recorder.at("update", NO_LAYER);
     set_adamw(a.adamw(), settings);
     await_gradients(m);
     m.graphs.run("update", [&] {
-        const Placement grads = grads_placement(m.setup);
-        const size_t partials = norm_blocks(y.shard(0), y.shard(1), y.layers);
-        norm_partials(a.norm_partials(), grad_at(m, y.own_shard(0, grads)), y.shard(0),
-                      grad_at(m, y.own_shard(1, grads)), y.shard(1), y.layers, y.part(1, grads));
+        const size_t partials = own_norm_partials(m);
         over_gpus(a.norm_partials(), partials);
         gradient_norm(a.norm(), a.loss_scale(), a.norm_partials(), partials);
         if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
         update_groups(m, 0, 1);
-        update_groups(m, 1, y.layers);
+        update_groups(m, 1, m.layout.layers);
         update_matrices(m);
         clear_gradients(m);
     });
@@ -3665,10 +3707,11 @@ constexpr double WSD_DECAY = 0.2;   // fraction of steps in which `wsd` decays (
 
 // Returns the learning rate of a step, counted from 0, in a run of `steps` steps, or --steps if 0.
 double learning_rate(const Options& o, long step, long steps = 0) {
-    if (step < o.warmup) return o.lr * (step + 1) / o.warmup;
     if (steps == 0) steps = o.steps;
+    const double warmup = o.warmup < 1 ? o.warmup * steps : o.warmup;
+    if (step < warmup) return std::min(o.lr, o.lr * (step + 1) / warmup);
     const double low = o.min_lr < 0 ? o.lr / 10 : o.min_lr;
-    const double progress = steps > o.warmup ? std::min(1.0, double(step - o.warmup) / (steps - o.warmup)) : 1;
+    const double progress = steps > warmup ? std::min(1.0, (step - warmup) / (steps - warmup)) : 1;
     double fraction = 1;   // 0: low, 1: lr
     switch (o.schedule) {
         case Schedule::COSINE:   fraction = 0.5 * (1 + cos(M_PI * progress)); break;
@@ -3708,8 +3751,9 @@ struct NoiseScale { double gradient = 0, trace = 0; };
 // Returns |gradients|^2 of this rank before they are summed over ranks, and then starts this sum.
 double own_squared_norm(Model& m) {
     const Layout& y = m.layout;
-    norm_partials(m.a.norm_partials(), m.grads, y.common, grad_at(m, y.common), y.layer, y.layers, y.layer);
     std::vector<float> partials(norm_blocks(y.common, y.layer, y.layers));
+    norm_partials(m.a.norm_partials(), m.grads, y.common, grad_at(m, y.common), y.layer, y.layers, y.layer,
+                  partials.size());
     download(partials.data(), m.a.norm_partials(), partials.size() * sizeof(float));
     m.micro_batch = MicroBatch::LAST;
     for (size_t g = 0; g <= y.layers; g++) send_gradients(m, g);

@@ -35,6 +35,14 @@ void reduce_scatter(const Group& g, cudaEvent_t sent, void* out, const void* inp
     send(g, "reduce-scatter", sent, 1.0 * n * g.size * size_of(dtype), call, out, inp);
 }
 
+// x (n) of the rank `root` = sum of all ranks' x
+void reduce_to(const Group& g, cudaEvent_t sent, void* x, size_t n, DType dtype, size_t root) {
+    auto call = [&] {
+        return ncclReduce(x, x, n, nccl_type(dtype), ncclSum, static_cast<int>(root), g.comm, g.stream);
+    };
+    send(g, "reduce", sent, 1.0 * n * size_of(dtype), call, updated(x));
+}
+
 // out (ranks, n) = all ranks' inp (n)
 void all_gather(const Group& g, cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
     auto call = [&] { return ncclAllGather(inp, out, n, nccl_type(dtype), g.comm, g.stream); };
@@ -191,8 +199,10 @@ private:
 
     void gather(size_t g, size_t slot) override {
         const Layout& y = m_.layout;
+        floatX* const whole = m_.weight_buffers + slot_begin(slot);
         const floatX* shard = m_.weights + y.own_shard(g, weights_placement(m_.setup));
-        all_gather(sharing(g), gathered_[slot], m_.weight_buffers + slot_begin(slot), shard, y.shard(g), FLOATX);
+        if (y.whole(g) > 0) broadcast(world, gathered_[slot], whole, whole, y.matrices, FLOATX, y.owner(g - 1));
+        all_gather(sharing(g), gathered_[slot], whole + y.whole(g), shard, y.shard(g), FLOATX);
     }
     void await_weights(size_t slot) override { await_sent(gathered_[slot]); }
 
@@ -213,10 +223,11 @@ private:
     void reduce(size_t g, size_t slot) override {
         const Layout& y = m_.layout;
         const DType dtype = m_.grads.dtype;
-        void* whole = buffer(slot);
+        char* const whole = buffer(slot);
         void* shard = grad_at(m_, y.own_shard(g, grads_placement(m_.setup))).data;
-        if (zero_ == 0) all_reduce(sharing(g), reduced_[slot], whole, y.group(g), dtype);
-        else reduce_scatter(sharing(g), reduced_[slot], shard, whole, y.shard(g), dtype);
+        if (zero_ == 0) return all_reduce(sharing(g), reduced_[slot], whole, y.group(g), dtype);
+        if (y.whole(g) > 0) reduce_to(world, reduced_[slot], whole, y.matrices, dtype, y.owner(g - 1));
+        reduce_scatter(sharing(g), reduced_[slot], shard, whole + y.whole(g) * size_of(dtype), y.shard(g), dtype);
     }
 
     Model& m_;

@@ -182,7 +182,8 @@ std::vector<Flag> flag_table(Options& o) {
         number("--lr", TRAIN, "X", o.lr, {}, "3e-4", "Peak learning rate"),
         number("--min-lr", TRAIN, "X", o.min_lr, {}, "0", "Learning rate at the last step (default: a tenth of --lr)"),
         number("--warmup", TRAIN, "STEPS", o.warmup, {0, MAX_STEPS}, "100",
-               "Steps in which the learning rate rises linearly to --lr"),
+               "Steps in which the learning rate rises linearly to --lr. Below 1: a fraction of the run, which follows "
+               "--tokens and --minutes."),
         choice("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"}, "wsd",
                "Learning rate after warm-up. cosine, linear: decay to --min-lr; wsd: constant, then linear decay in "
                "the last fifth of steps."),

@@ -73,8 +73,9 @@ struct Options {
     Fp8Scaling fp8_scaling = Fp8Scaling::DELAYED;
     Fp8Accumulation fp8_accumulation = Fp8Accumulation::FP32;
     // optimizer
-    long steps = 1000, tokens = 0, warmup = 0;
+    long steps = 1000, tokens = 0;
     double minutes = 0;            // tokens or minutes, if one is not 0, replaces steps
+    double warmup = 0;             // steps; below 1: fraction of the run
     double lr = 6e-4, min_lr = -1;
     Schedule schedule = Schedule::COSINE;
     Optimizer optimizer = Optimizer::ADAMW;

@@ -213,8 +213,8 @@ void require_consistent(const Setup& s) {
     if (s.matmul == MatmulIn::FP8_ALL && s.N() % FP8_ROWS != 0)
         throw UserError("--matmul fp8-all: expected a micro-batch of a multiple of %d tokens, found %d x %d; --matmul "
                         "fp8 takes any number", FP8_ROWS, s.B, s.T);
-    if (s.optimizer == Optimizer::MUON && (s.tensor > 1 || s.zero > 0 || s.master_weights == MasterWeights::NONE))
-        throw UserError("--optimizer muon: expected --zero 0, --tensor-parallel 1 and --master-weights fp32");
+    if (s.optimizer == Optimizer::MUON && (s.tensor > 1 || s.zero > 1 || s.master_weights == MasterWeights::NONE))
+        throw UserError("--optimizer muon: expected --zero 0 or 1, --tensor-parallel 1 and --master-weights fp32");
     if (s.zero > last_stage(s))
         throw UserError("--zero 3: expected 0, 1 or 2 with --matmul fp8, which keeps all weights in FP8 on each GPU");
     if (s.master_weights == MasterWeights::FP32) return;
@@ -431,7 +431,9 @@ StepWork step_work(const Setup& s, double flops, double bandwidth, double tensor
     const double layer = (per_token.model - head) / 3 / y.layers;
     const double again = y.layers > 1 ? (per_token.hardware - per_token.model) / (y.layers - 1) : 0;
     auto seconds = [&](double of_token) { return of_token * s.rows() / flops; };
-    auto sent = [&](size_t g, DType dtype) { return double(y.shard(g)) * (y.ranks(g) - 1) * size_of(dtype); };
+    auto sent = [&](size_t g, DType dtype) {
+        return double(y.group(g)) * (y.ranks(g) - 1) / y.ranks(g) * size_of(dtype);
+    };
     const double rows = s.rows() * C * (s.tensor - 1) * size_of(s.precision);
     const double square = 2 * C * C;   // of a matmul with (C,C) weights
     return {y.layers, s.zero, seconds(layer), seconds(again), seconds(head),

@@ -4,7 +4,7 @@
 //   - Calls are issued to a stream, as kernels are. If work is queued (streams.h), a rank runs a collective only while
 //     its host waits for the device. So a launch does not block, as on a GPU, unless the queue is full.
 //   - CUDA_CPU_NCCL_FAILURE=9: the process's 9th call hangs, and its communicator reports that a remote rank failed.
-//   - Not emulated: several ranks in one process, 8-bit float types, averages, ncclReduce.
+//   - Not emulated: several ranks in one process, 8-bit float types, averages.
 //
 // Map: NCCL's types · errors · shared memory · transfers · collectives · streams and groups · NCCL's functions
 #pragma once
@@ -85,7 +85,7 @@ constexpr int max_ranks = 32;
 constexpr size_t mailbox_bytes = 128 << 10;
 constexpr size_t buffer_bytes = 256 << 20;    // device memory that a communicator allocates on an emulated GPU
 
-enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, SEND, RECV };
+enum Kind { ALL_REDUCE, REDUCE_SCATTER, REDUCE, ALL_GATHER, BROADCAST, SEND, RECV };
 struct Call {
     Kind kind;
     size_t count;
@@ -174,13 +174,15 @@ constexpr struct { const char* name; size_t bytes; decltype(&combine<float>) com
 
 inline size_t bytes_of(const Call& call) { return call.count * types[call.type].bytes; }
 
+inline bool has_peer(const Call& call) { return call.kind == REDUCE || call.kind >= BROADCAST; }
+
 inline std::string describe(int rank, const Call& call) {
-    constexpr const char* kinds[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
+    constexpr const char* kinds[] = {"ncclAllReduce", "ncclReduceScatter", "ncclReduce", "ncclAllGather",
                                      "ncclBroadcast", "ncclSend",          "ncclRecv"};
     constexpr const char* ops[] = {", ncclSum", ", ncclProd", ", ncclMax", ", ncclMin"};
-    const std::string peer = call.kind < BROADCAST ? "" : text_of(", root or peer ", call.peer);
+    const std::string peer = has_peer(call) ? text_of(", root or peer ", call.peer) : "";
     return text_of("rank ", rank, " calls ", kinds[call.kind], "(count ", call.count, ", ", types[call.type].name,
-                   call.kind <= REDUCE_SCATTER ? ops[call.op] : "", peer, ")");
+                   call.kind <= REDUCE ? ops[call.op] : "", peer, ")");
 }
 
 // Fails on all ranks if a call does not match the call of the peer that sends to it.
@@ -263,7 +265,7 @@ inline bool uses_nvls() {
 
 // Runs a collective. In pieces of mailbox_bytes, every rank exchanges data with all ranks, itself included.
 inline void run_collective(ncclComm& comm, const Call& call) {
-    const bool reduces = call.kind <= REDUCE_SCATTER;
+    const bool reduces = call.kind <= REDUCE;
     const size_t bytes = bytes_of(call);
     comm.calls++;
     const int first = call.kind == ALL_REDUCE && uses_nvls() ? comm.all_reduces++ % comm.size : 0;   // first term
@@ -273,16 +275,20 @@ inline void run_collective(ncclComm& comm, const Call& call) {
         char* const recv = static_cast<char*>(call.recv) + done;
         std::vector<char> terms(reduces ? comm.size * piece : 0);
         const auto term = [&](int r) { return terms.data() + r % comm.size * piece; };
-        const auto length = [&](int sender) { return call.kind == BROADCAST && sender != call.peer ? 0 : piece; };
+        const auto length = [&](int sender, int receiver) {
+            const bool empty = (call.kind == BROADCAST && sender != call.peer) ||
+                               (call.kind == REDUCE && receiver != call.peer);
+            return empty ? 0 : piece;
+        };
         std::vector<Transfer> transfers;
         for (int r = 0; r < comm.size; r++) {
             char* const from = send + (call.kind == REDUCE_SCATTER ? r * bytes : 0);
             char* const to = reduces ? term(r) : recv + (call.kind == ALL_GATHER ? r * bytes : 0);
-            transfers.push_back({call, true, r, from, length(comm.rank)});
-            transfers.push_back({call, false, r, to, length(r)});
+            transfers.push_back({call, true, r, from, length(comm.rank, r)});
+            transfers.push_back({call, false, r, to, length(r, comm.rank)});
         }
         run_transfers(comm, transfers);
-        if (!reduces) continue;
+        if (!reduces || (call.kind == REDUCE && comm.rank != call.peer)) continue;
         std::copy_n(term(first), piece, recv);
         for (int r = 1; r < comm.size; r++) types[call.type].combine(recv, term(first + r), piece, call.op);
     }
@@ -295,6 +301,7 @@ inline double ring_bytes(const ncclComm& comm, const Call& call) {
     case ALL_REDUCE: return 2 * bytes * others / comm.size;   // a reduce-scatter and an all-gather
     case REDUCE_SCATTER:
     case ALL_GATHER: return bytes * others;
+    case REDUCE:
     case BROADCAST: return bytes;
     case SEND: return bytes;
     case RECV: return 0;
@@ -401,8 +408,9 @@ inline void check_call(const Call& call, const ncclComm* comm) {
     if (call.peer < 0 || call.peer >= comm->size)
         fail(ncclInvalidArgument, describe(comm->rank, call), ": expected a rank less than ", comm->size);
     const bool no_send = call.kind == RECV || (call.kind == BROADCAST && comm->rank != call.peer);
+    const bool no_recv = call.kind == SEND || (call.kind == REDUCE && comm->rank != call.peer);
     const int send = no_send ? 0 : call.kind == REDUCE_SCATTER ? comm->size : 1;
-    const int recv = call.kind == SEND ? 0 : call.kind == ALL_GATHER ? comm->size : 1;
+    const int recv = no_recv ? 0 : call.kind == ALL_GATHER ? comm->size : 1;
     check_buffer(call, comm->rank, "sendbuff", call.send, send);
     check_buffer(call, comm->rank, "recvbuff", call.recv, recv);
     check_overlap(call, *comm);
@@ -466,6 +474,10 @@ inline ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t c
 inline ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount, ncclDataType_t datatype,
                                       ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
     return nccl_cpu::enqueue({nccl_cpu::REDUCE_SCATTER, recvcount, datatype, op, 0, sendbuff, recvbuff}, comm, stream);
+}
+inline ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
+                               ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+    return nccl_cpu::enqueue({nccl_cpu::REDUCE, count, datatype, op, root, sendbuff, recvbuff}, comm, stream);
 }
 inline ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount, ncclDataType_t datatype,
                                   ncclComm_t comm, cudaStream_t stream) {

@@ -77,7 +77,7 @@ template <class T> static std::vector<T> sum_of_ranks(size_t count) {
     return total;
 }
 
-// Checks the four collectives with n values per rank. In place: they use one buffer.
+// Checks the collectives with n values per rank. In place: they use one buffer.
 template <class T> static bool collectives_are_right(ncclComm_t comm, ncclDataType_t type, size_t n, bool in_place) {
     const size_t own = n * static_cast<size_t>(rank), all = n * static_cast<size_t>(size);
     const std::vector<T> values = values_of<T>(rank, all), own_values = values_of<T>(rank, n);
@@ -97,6 +97,12 @@ template <class T> static bool collectives_are_right(ncclComm_t comm, ncclDataTy
         const T* const sent = in_place || rank == root ? from.data : nullptr;
         right = ncclBroadcast(sent, to.data, n, type, root, comm, nullptr) == 0 && right;
         right = to.is(values_of<T>(root, n)) && right;
+    }
+    for (int root = 0; root < size; root++) {
+        cudaMemcpy(from.data, own_values.data(), n * sizeof(T), cudaMemcpyHostToDevice);
+        T* const total = rank == root ? to.data : nullptr;
+        right = ncclReduce(from.data, total, n, type, ncclSum, root, comm, nullptr) == 0 && right;
+        right = (rank == root ? to.is(first_sums) : from.is(own_values)) && right;
     }
     cudaMemcpy(from.data, own_values.data(), n * sizeof(T), cudaMemcpyHostToDevice);
     return ncclAllReduce(from.data, to.data, n, type, ncclSum, comm, nullptr) == 0 && to.is(first_sums) && right;

@@ -79,7 +79,8 @@ CORNERS = {     # which random settings may miss
     "fp16 gradients": dict(precision="fp16", grads="fp16", gigabytes=16),
     "fp8-all, selective, naive": dict(matmul="fp8-all", recompute="selective", attention="naive"),
     "Muon": dict(optimizer="muon"),
-    "Muon, 3 GPUs, fp16": dict(optimizer="muon", layers=5, gpus=3, zero=2, precision="fp16"),
+    "Muon, 3 GPUs, fp16": dict(optimizer="muon", layers=5, gpus=3, zero=0, precision="fp16"),
+    "Muon, 4 GPUs, ZeRO 1": dict(optimizer="muon", layers=6, gpus=4, zero=1),
     "65536 GPUs, ZeRO 3, small layers": dict(layers=1, heads=1, channels=16, vocab=1, gpus=65536, zero=3),
     "3 GPUs, ZeRO 2, 2 layers, fp32": dict(layers=2, gpus=3, zero=2, precision="fp32"),
     **{f"tensor parallelism {tensor}, {recompute}, {matmul}":
@@ -194,7 +195,7 @@ def exclusions(page, show):
             (dict(grads="bf16", matmul="fp8", zero=3), {"zero-3", "grads-fp16"}, {"zero-2", "grads-bf16"}),
             (dict(precision="fp16", grads="bf16", matmul="fp8"), {"grads-bf16", "matmul-fp8", "matmul-fp8-all"},
              {"matmul-plain", "grads-fp32"}),
-            (dict(optimizer="muon", zero=2), {"zero-1", "zero-2", "zero-3", "grads-fp16"}, {"zero-0"})):
+            (dict(optimizer="muon", zero=2), {"zero-2", "zero-3", "grads-fp16"}, {"zero-1"})):
         show(setting(gpus=8, **more))
         found = {id for id in ids if page.is_disabled(f"#{id}")}
         chosen = set(page.eval_on_selector_all("input:checked", "all => all.map(e => e.id)"))

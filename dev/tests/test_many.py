@@ -403,6 +403,26 @@ def test_batch_ramp():
                        for (ranks, t), zero in zip([*plain_grids(), *grids()], (0, 1, 2, 3) * 2)))
 
 
+def test_muon():
+    """Muon gives the same bits with ZeRO 0 and 1. With 4 ranks and 3 layers one rank has no matrices."""
+    def compare(ranks):
+        words = ["--optimizer", "muon", "--total-batch", 12 * MICRO, "--lr", 1e-2, "--schedule", "constant",
+                 *CHECKPOINT]
+        one, whole, sharded = (train(n, f"muon_{ranks}_{n}_{zero}", *words, "--steps", 4, "--zero", zero)
+                               for n, zero in ((1, 0), (ranks, 0), (ranks, 1)))
+        text = f"--optimizer muon, {ranks} ranks: "
+        expect(same(whole, sharded), text + "ZeRO 0 and 1 have the same bits", f"{whole} {sharded}")
+        expect(near(sharded.losses, one.losses, 1e-5) and near(sharded.norms, one.norms, 1e-3),
+               text + "losses and norms equal those of one rank up to rounding", f"{sharded.losses} {one.losses}")
+        expect_planned(sharded, ranks, *words[:4], "--zero", 1)
+        train(ranks, f"muon_{ranks}", *words, "--steps", 2, "--zero", 1)
+        resumed = train(ranks, f"muon_{ranks}", *words, "--steps", 4, "--zero", 0, "--resume")
+        expect(same(whole, resumed), text + "a run with ZeRO 1 resumes with ZeRO 0 with the same bits", str(resumed))
+    run_concurrently(*(functools.partial(compare, ranks) for ranks, _ in plain_grids()))
+    expect_rejected(2, [*ONE_STEP, "--optimizer", "muon", "--zero", 2], ["--optimizer muon: expected --zero 0 or 1"],
+                    "--optimizer muon with ZeRO 2")
+
+
 def test_noise_scale():
     """Compares the estimates of two ranks with the norms of the same micro-batches on one."""
     fixed = ["--lr", 0, "--min-lr", 0, "--shuffle", "no"]
