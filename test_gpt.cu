@@ -1566,11 +1566,12 @@ TEST("memory") {
                      s.attention = attention;
                 });
     for (auto [gpus, zero] : {std::pair{1, 0}, {5, 0}, {2, 1}, {5, 1}})
-        expect_with(format("--optimizer muon, GPUs: %d, --zero %d", gpus, zero), [&, gpus = gpus, zero = zero](Setup& s) {
-            s.optimizer = Optimizer::MUON;
-            s.gpus = gpus;
-            s.zero = zero;
-        });
+        expect_with(format("--optimizer muon, GPUs: %d, --zero %d", gpus, zero),
+                    [gpus = gpus, zero = zero](Setup& s) {
+                        s.optimizer = Optimizer::MUON;
+                        s.gpus = gpus;
+                        s.zero = zero;
+                    });
     for (int zero = 0; zero <= 3; zero++)
         expect_with(format("--zero %d, 5 GPUs", zero), [&](Setup& s) { s.gpus = 5, s.zero = zero; });
     for (MatmulIn matmul : {MatmulIn::FP8, MatmulIn::FP8_ALL})

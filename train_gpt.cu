@@ -2294,7 +2294,7 @@ struct Layout {
     size_t common = 0, common_decayed = 0;   // elements of group 0, and the number of those with weight decay
     size_t layer = 0, layer_decayed = 0;     // the same for each layer's group
     size_t matrices = 0;                     // elements of each layer's group, the first ones, that Muon updates
-    size_t skipped = 0;                      // the same number if they are not stored: in the block v
+    size_t skipped = 0;                      // the same, where they are not stored: in v
 
     size_t elements() const { return common + layers * layer; }
     size_t elements(Placement p) const {
@@ -2359,9 +2359,9 @@ struct Shard { size_t first, count, at; };
 
 Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Placement placement, size_t rank) {
     if (placement == Placement::WHOLE) return {0, row.elements, y.place(row, l)};
-    const size_t g = row.is_split() ? 1 + l : 0, count = y.shard(g), low = y.whole(g) + y.number(g, rank) * count;
     if (row.is_split() && row.offset < y.matrices)
-        return y.owner(l) == rank ? Shard{0, row.elements, y.matrices_begin(l, placement) + row.offset} : Shard{0, 0, 0};
+        return {0, y.owner(l) == rank ? row.elements : 0, y.matrices_begin(l, placement) + row.offset};
+    const size_t g = row.is_split() ? 1 + l : 0, count = y.shard(g), low = y.whole(g) + y.number(g, rank) * count;
     const size_t place = y.place(row, l) - y.begin(g, Placement::WHOLE);   // in the group
     const size_t begin = std::max(place, low), end = std::min(place + row.elements, low + count);
     return begin < end ? Shard{begin - place, end - begin, y.begin(g, placement) + begin - low} : Shard{0, 0, 0};
@@ -2658,7 +2658,7 @@ Grad grad_at(const Model& m, size_t element) {
 //   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has computed them
 //   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
 //
-// With Muon stage 1 sums a layer's matrices for one rank (reduce), which updates them and sends them to all (broadcast).
+// With Muon, stage 1 sums a layer's matrices for one rank (reduce), which updates and broadcasts them.
 //
 // Tensor parallelism (--tensor-parallel t): t neighbouring ranks, a tensor group, share a micro-batch of N rows. They
 // split only attention and the four matmuls of a block: a rank has NH / t heads and 4 C / t columns of the MLP, so
@@ -3867,7 +3867,8 @@ void load_run(TrainingRun& run, const Setup& setup) {
 
 bool is_complete(const TrainingRun& run) {
     const Options& o = run.o;
-    return o.minutes > 0 ? run.seconds >= 60 * o.minutes : o.tokens > 0 ? run.tokens >= uint64_t(o.tokens) : run.step >= o.steps;
+    if (o.minutes > 0) return run.seconds >= 60 * o.minutes;
+    return o.tokens > 0 ? run.tokens >= uint64_t(o.tokens) : run.step >= o.steps;
 }
 
 // Returns the expected number of steps of the whole run. With --tokens and --minutes it is the number of steps done over
