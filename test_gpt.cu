@@ -1507,14 +1507,15 @@ TEST("shards") {
 
     bool whole = true;
     for (size_t gpus = 1; gpus <= 5; gpus++) {
-        const Layout y = layout_of(config, gpus, 1, 0, Optimizer::MUON);
+        Layout y = layout_of(config, gpus);
+        y.by_layer = true;
         size_t held = 0, expected = 0;
         for (size_t rank = 0; rank < gpus; rank++) {
             std::vector<int> used(y.elements(Placement::SHARDED));
             for (const ParameterRow& row : parameter_table(config))
                 for (size_t l = 0; l < row.copies; l++) {
                     const Shard shard = shard_of(y, row, l, Placement::SHARDED, rank);
-                    if (row.is_split() && row.decays())
+                    if (row.is_split())
                         whole = whole && shard.count == (l % gpus == rank ? row.elements : 0);
                     for (size_t i = 0; i < shard.count; i++) used.at(shard.at + i)++;
                     held += shard.count;
@@ -1524,7 +1525,7 @@ TEST("shards") {
         }
         whole = whole && held == expected;
     }
-    expect(whole, "--optimizer muon: the matrices of layer l are on rank l % ranks, all else is sharded");
+    expect(whole, "--optimizer muon: layer l is on rank l % ranks, group 0 is divided");
 }
 
 // ==== memory =================================================================

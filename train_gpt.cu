@@ -2179,8 +2179,7 @@ struct Setup {
 //     shards    |   rank 0   |   rank 1   |   rank 0   |   rank 1   |   rank 0   |   rank 1   | ...
 //     SHARDED   |   group 0  |   group 1  |   group 2  | ...        this rank's shards
 //
-// Muon needs whole matrices. So those of layer l, the first elements of its group, belong to rank l % ranks, and only
-// the rest of the group divides into shards. SHARDED continues with the matrices of this rank's layers.
+// Muon needs whole matrices. So with Muon a layer's group is not divided: the shard of rank l % ranks is all of layer l.
 
 // Storage of a tensor. Layer l uses copy l % copies. An activation with one copy is not kept for backward, which
 // recomputes it.
@@ -2293,52 +2292,53 @@ struct Layout {
     size_t gpus, tensor, rank, layers;
     size_t common = 0, common_decayed = 0;   // elements of group 0, and the number of those with weight decay
     size_t layer = 0, layer_decayed = 0;     // the same for each layer's group
-    size_t matrices = 0;                     // elements of each layer's group, the first ones, that Muon updates
-    size_t skipped = 0;                      // the same, where they are not stored: in v
+    size_t skipped = 0;                      // elements of each layer's group, the first ones, that are not stored
+    bool by_layer = false;                   // Muon: layers are not divided
 
     size_t elements() const { return common + layers * layer; }
-    size_t elements(Placement p) const {
-        return begin(1 + layers, p) + (p == Placement::WHOLE ? 0 : ceil_div(layers, gpus) * matrices);
-    }
+    size_t elements(Placement p) const { return part(0, p) + stored(p) * part(1, p); }
+    // The number of layers that have space in a block.
+    size_t stored(Placement p) const { return p == Placement::WHOLE ? layers : ceil_div(layers, step()); }
     size_t group(size_t g) const { return g == 0 ? common : layer; }
     size_t decayed(size_t g) const { return g == 0 ? common_decayed : layer_decayed; }
     // The ranks that share a group, and a rank's number among them: all ranks share group 0, and those of different
     // tensor groups that hold the same part of a layer share that part.
     size_t ranks(size_t g) const { return g == 0 ? gpus : gpus / tensor; }
-    size_t number(size_t g, size_t r) const { return g == 0 ? r : r / tensor; }
-    size_t whole(size_t g) const { return g == 0 ? 0 : matrices; }   // elements that do not divide into shards
-    size_t shard(size_t g) const { return (group(g) - whole(g)) / ranks(g); }
+    size_t number(size_t g, size_t r) const { return g == 0 ? r : by_layer ? 0 : r / tensor; }
+    size_t shard(size_t g) const { return g > 0 && by_layer ? layer : group(g) / ranks(g); }
+    size_t step() const { return by_layer ? gpus : 1; }   // from one layer of a rank to the next
+    size_t owner(size_t g) const { return (g - 1) % gpus; }
+    bool has_shard(size_t g, size_t r) const { return g == 0 || !by_layer || owner(g) == r; }
     size_t part(size_t g, Placement p) const { return p == Placement::WHOLE ? group(g) : shard(g); }
     // The offset of group g in a block.
-    size_t begin(size_t g, Placement p) const { return g == 0 ? 0 : part(0, p) + (g - 1) * part(1, p); }
+    size_t begin(size_t g, Placement p) const {
+        return g == 0 ? 0 : part(0, p) + (g - 1) / (p == Placement::WHOLE ? 1 : step()) * part(1, p);
+    }
     // The offset of this rank's shard of group g.
     size_t own_shard(size_t g, Placement p) const {
-        return begin(g, p) + (p == Placement::WHOLE ? whole(g) + number(g, rank) * shard(g) : 0);
-    }
-    // Muon: the rank that updates the matrices of layer l, and their offset in a block.
-    size_t owner(size_t l) const { return l % gpus; }
-    size_t matrices_begin(size_t l, Placement p) const {
-        return p == Placement::WHOLE ? begin(1 + l, p) : begin(1 + layers, p) + l / gpus * matrices;
+        return begin(g, p) + (p == Placement::WHOLE ? number(g, rank) * shard(g) : 0);
     }
     size_t place(const ParameterRow& row, size_t l) const {   // the offset of a tensor in a whole block
         return row.is_split() ? begin(1 + l, Placement::WHOLE) + row.offset - skipped : row.offset + l * row.elements;
     }
 };
 
-Layout layout_of(const Config& c, size_t gpus = 1, size_t tensor = 1, size_t rank = 0,
-                 Optimizer optimizer = Optimizer::ADAMW) {
+Layout layout_of(const Config& c, size_t gpus = 1, size_t tensor = 1, size_t rank = 0) {
     Layout y = {gpus, tensor, rank, static_cast<size_t>(c.layers)};
     for (const ParameterRow& row : parameter_table(c, tensor)) {
         const size_t n = row.elements * (row.is_split() ? 1 : row.copies);
         (row.is_split() ? y.layer : y.common) += n;
         if (row.decays()) (row.is_split() ? y.layer_decayed : y.common_decayed) += n;
     }
-    if (optimizer == Optimizer::MUON) y.matrices = y.layer_decayed;
     y.common = ceil_div(y.common, y.ranks(0) * SHARD_UNIT) * y.ranks(0) * SHARD_UNIT;
-    y.layer = y.matrices + ceil_div(y.layer - y.matrices, y.ranks(1) * SHARD_UNIT) * y.ranks(1) * SHARD_UNIT;
+    y.layer = ceil_div(y.layer, y.ranks(1) * SHARD_UNIT) * y.ranks(1) * SHARD_UNIT;
     return y;
 }
-Layout layout_of(const Setup& s) { return layout_of(s.config, s.gpus, s.tensor, s.rank, s.optimizer); }
+Layout layout_of(const Setup& s) {
+    Layout y = layout_of(s.config, s.gpus, s.tensor, s.rank);
+    y.by_layer = s.optimizer == Optimizer::MUON;
+    return y;
+}
 
 // Muon updates a layer's parameters with weight decay, its matrices, which have no v.
 bool on_muon(const Setup& s, const ParameterRow& row) {
@@ -2346,10 +2346,20 @@ bool on_muon(const Setup& s, const ParameterRow& row) {
 }
 Layout layout_of_v(const Setup& s) {
     Layout y = layout_of(s);
-    y.skipped = std::exchange(y.matrices, 0);
-    y.layer -= y.skipped;
-    y.layer_decayed -= y.skipped;
+    if (y.by_layer) y.layer -= y.skipped = std::exchange(y.layer_decayed, 0);
     return y;
+}
+
+// Groups first, first + step, ... of a layout.
+struct Groups {
+    size_t first, count, step;
+    size_t stride(const Layout& y, Placement p) const { return (p == Placement::WHOLE ? step : 1) * y.part(first, p); }
+};
+
+// Returns the layers of which this rank has a part in a block with this placement.
+Groups own_layers(const Layout& y, Placement p) {
+    if (p == Placement::WHOLE || !y.by_layer) return {1, y.layers, 1};
+    return {std::min(1 + y.rank, y.layers), (y.layers + y.gpus - 1 - y.rank) / y.gpus, y.gpus};
 }
 
 std::vector<ParameterRow> parameter_table(const Setup& s) { return parameter_table(s.config, s.tensor, s.rank); }
@@ -2359,9 +2369,8 @@ struct Shard { size_t first, count, at; };
 
 Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Placement placement, size_t rank) {
     if (placement == Placement::WHOLE) return {0, row.elements, y.place(row, l)};
-    if (row.is_split() && row.offset < y.matrices)
-        return {0, y.owner(l) == rank ? row.elements : 0, y.matrices_begin(l, placement) + row.offset};
-    const size_t g = row.is_split() ? 1 + l : 0, count = y.shard(g), low = y.whole(g) + y.number(g, rank) * count;
+    const size_t g = row.is_split() ? 1 + l : 0, count = y.shard(g), low = y.number(g, rank) * count;
+    if (!y.has_shard(g, rank)) return {0, 0, 0};
     const size_t place = y.place(row, l) - y.begin(g, Placement::WHOLE);   // in the group
     const size_t begin = std::max(place, low), end = std::min(place + row.elements, low + count);
     return begin < end ? Shard{begin - place, end - begin, y.begin(g, placement) + begin - low} : Shard{0, 0, 0};
@@ -2516,7 +2525,6 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     else append({rowX(a.scores, "scores", {B, NH, T, T}, only_none), rowX(a.probs, "probs", {B, NH, T, T}, only_none)});
     if (training) {
         const size_t columns = 4 * C;   // of fc's bias, the widest
-        const size_t norm_launches = s.optimizer == Optimizer::MUON ? 2 : 1;
         append({
             rowX(a.dres, "dres", {N, C},      1),
             rowX(a.dln,  "dln",  {N, C},      1),
@@ -2524,7 +2532,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             rowX(a.datt, "datt", {N, Ct},     1),
             rowX(a.dfc,  "dfc",  {N, 4 * Ct}, 1),
             row(a.partials,      "partials",      {attention_partials(B, T), columns}, 1, Category::WORKSPACE),
-            row(a.norm_partials, "norm_partials", {norm_launches * NORM_BLOCKS}, 1, Category::WORKSPACE),
+            row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
             row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
             {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
             {&a.loss_scale, "loss_scale", {sizeof(LossScale) / sizeof(float)}, "fp32", sizeof(float), 1,
@@ -2565,7 +2573,7 @@ bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_
 
 // What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
 // Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, and the one above
-// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs whole gradients.
+// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs a layer's whole gradients.
 int last_stage(const Setup& s) { return s.optimizer == Optimizer::MUON ? 1 : s.matmul == MatmulIn::FLOATX ? 3 : 2; }
 Placement weights_placement(const Setup& s) { return s.zero >= 3 ? Placement::SHARDED : Placement::WHOLE; }
 Placement grads_placement(const Setup& s) { return s.zero >= 2 ? Placement::SHARDED : Placement::WHOLE; }
@@ -2658,7 +2666,7 @@ Grad grad_at(const Model& m, size_t element) {
 //   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has computed them
 //   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
 //
-// With Muon, stage 1 sums a layer's matrices for one rank (reduce), which updates and broadcasts them.
+// With Muon, stage 1 sums a layer's gradients for one rank (reduce), which updates and broadcasts its weights.
 //
 // Tensor parallelism (--tensor-parallel t): t neighbouring ranks, a tensor group, share a micro-batch of N rows. They
 // split only attention and the four matmuls of a block: a rank has NH / t heads and 4 C / t columns of the MLP, so
@@ -2879,11 +2887,9 @@ void master_changed(Model& m) {
     const Layout& y = m.layout;
     const Placement states = states_placement(m.setup), weights = weights_placement(m.setup);
     for (size_t g = 0; SEPARATE_MASTER && g <= y.layers; g++)
-        round_weights(m.weights + update_begin(m, g, weights), m.master + update_begin(m, g, states),
-                      y.part(g, states));
-    for (size_t l = y.rank; SEPARATE_MASTER && y.matrices > 0 && states == Placement::SHARDED && l < y.layers;
-         l += y.gpus)
-        round_weights(m.weights + y.matrices_begin(l, weights), m.master + y.matrices_begin(l, states), y.matrices);
+        if (states == Placement::WHOLE || y.has_shard(g, y.rank))
+            round_weights(m.weights + update_begin(m, g, weights), m.master + update_begin(m, g, states),
+                          y.part(g, states));
     weights_changed(m);
     fp8_weights_changed(m);
 }
@@ -3161,82 +3167,71 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch
     });
 }
 
-// AdamW for this rank's part of `groups` groups from g on, without Muon's matrices, the first elements of a layer.
-void update_groups(Model& m, size_t g, size_t groups) {
+// AdamW for this rank's part of group 0 or of all layers, without Muon's matrices, the first elements of a layer.
+void update_groups(Model& m, const Groups& own) {
     const Layout &y = m.layout, v = layout_of_v(m.setup);
     const Placement part = states_placement(m.setup), weights = weights_placement(m.setup);
     const Placement master = master_placement(m.setup), grads = grads_placement(m.setup);
-    const size_t n = v.part(g, part), skipped = y.part(g, part) - n;
+    const size_t g = own.first, n = v.part(g, part), skipped = y.part(g, part) - n;
+    if (own.count == 0) return;
     auto at = [&](Placement placement) { return update_begin(m, g, placement) + skipped; };
     const size_t before = part == Placement::WHOLE ? 0 : y.number(g, y.rank) * n;
     const size_t decayed = v.decayed(g) > before ? std::min(v.decayed(g) - before, n) : 0;
+    auto stride = [&](Placement placement) { return own.stride(y, placement); };
     adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
           m.adam_m + at(part), m.adam_v + v.begin(g, part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n,
-          groups, {y.part(g, weights), y.part(g, master), y.part(g, grads), y.part(g, part), n}, m.a.unchanged());
+          own.count, {stride(weights), stride(master), stride(grads), stride(part), n}, m.a.unchanged());
 }
 
-// Muon for one matrix of layer l, at an offset in its group. In FP32 builds weights and master are the same memory.
-void update_matrix(Model& m, size_t l, size_t offset, const MatrixView& x) {
+// Muon for one matrix, at an offset in group g. In FP32 builds weights and master are the same memory.
+void update_matrix(Model& m, size_t g, size_t offset, const MatrixView& x) {
     const Activations& a = m.a;
     const size_t blocks = std::min(NORM_BLOCKS, x.rows);
-    auto at = [&](Placement placement) { return m.layout.matrices_begin(l, placement) + offset; };
+    auto at = [&](Placement placement) { return m.layout.begin(g, placement) + offset; };
     float *const moment = m.adam_m + at(states_placement(m.setup));
     float *const master = m.master + at(master_placement(m.setup));
-    with_type(grad_at(m, at(Placement::WHOLE)), [&](auto* g) {
-        typedef std::remove_pointer_t<decltype(g)> G;
+    with_type(grad_at(m, at(Placement::WHOLE)), [&](auto* grads) {
+        typedef std::remove_pointer_t<decltype(grads)> G;
         launch("muon_momentum", muon_kernel<MuonPass::MOMENTUM, G>, blocks, BLOCK, 0, a.muon(), a.norm_partials(),
-               updated(moment), g, a.norm(), a.loss_scale(), a.adamw(), x);
+               updated(moment), grads, a.norm(), a.loss_scale(), a.adamw(), x);
         launch("muon_normalise", muon_kernel<MuonPass::NORMALISE, G>, blocks, BLOCK, 0, a.muon(), a.norm_partials(),
-               moment, updated(g), a.norm(), a.loss_scale(), a.adamw(), x);
+               moment, updated(grads), a.norm(), a.loss_scale(), a.adamw(), x);
     });
     launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, m.weights + at(Placement::WHOLE), updated(master),
            newton_schulz(a.muon(), x.rows, x.columns), a.loss_scale(), a.adamw(),
            MUON_RMS * std::sqrt(static_cast<float>(std::max(x.rows, x.columns))), x);
 }
 
-// Muon for the matrices of all layers, or with ZeRO 1 of this rank's, with Q, K and V as three.
-void update_matrices(Model& m) {
-    const bool all = states_placement(m.setup) == Placement::WHOLE;
+// Muon for the matrices of all layers of this rank, with Q, K and V as three.
+void update_matrices(Model& m, const Groups& own) {
     for (const ParameterRow& row : parameter_table(m.w, m.config)) {
         const size_t pieces = row.tensor == &m.w.qkvw ? 3 : 1, columns = row.shape.back() / pieces;
-        for (size_t i = 0; on_muon(m.setup, row) && i < row.copies * pieces; i++)
-            if (all || m.layout.owner(i / pieces) == m.layout.rank)
-                update_matrix(m, i / pieces, row.offset + i % pieces * columns,
-                              {row.shape[0], columns, row.shape[1]});
+        for (size_t i = 0; on_muon(m.setup, row) && i < own.count * pieces; i++)
+            update_matrix(m, own.first + i / pieces * own.step, row.offset + i % pieces * columns,
+                          {row.shape[0], columns, row.shape[1]});
     }
 }
 
-// Writes partial sums of the gradient norm and returns their number, the same on each rank. Each rank reduces its own
-// shards and matrices, so the norm is the same in every ZeRO stage.
-size_t own_norm_partials(const Model& m) {
-    const Layout& y = m.layout;
-    const Placement grads = grads_placement(m.setup);
-    float* const partials = m.a.norm_partials();
-    const size_t count = norm_blocks(y.shard(0), y.shard(1), y.layers);
-    norm_partials(partials, grad_at(m, y.own_shard(0, grads)), y.shard(0), grad_at(m, y.own_shard(1, grads)),
-                  y.shard(1), y.layers, y.part(1, grads), count);
-    if (y.matrices == 0) return count;
-    const size_t more = norm_blocks(0, y.matrices, ceil_div(y.layers, y.gpus));
-    const size_t own = ceil_div(y.layers - std::min(y.rank, y.layers), y.gpus), first = y.begin(1 + y.rank, grads);
-    norm_partials(partials + count, grad_at(m, 0), 0, grad_at(m, own ? first : 0), y.matrices, own, y.gpus * y.layer,
-                  more);
-    return count + more;
-}
-
-// The gradient norm, then AdamW for group 0 and for all layers at once, then Muon.
+// The gradient norm, then AdamW for group 0 and for all layers at once, then Muon. Each rank reduces its own
+// shards, so the norm is the same in every ZeRO stage.
 void update(Model& m, const AdamW& settings) {
     const Activations& a = m.a;
+    const Layout& y = m.layout;
     recorder.at("update", NO_LAYER);
     set_adamw(a.adamw(), settings);
     await_gradients(m);
     m.graphs.run("update", [&] {
-        const size_t partials = own_norm_partials(m);
+        const Placement grads = grads_placement(m.setup);
+        const Groups own = own_layers(y, Placement::SHARDED), updates = own_layers(y, states_placement(m.setup));
+        const size_t partials = norm_blocks(y.shard(0), y.shard(1), y.stored(Placement::SHARDED));
+        norm_partials(a.norm_partials(), grad_at(m, y.own_shard(0, grads)), y.shard(0),
+                      grad_at(m, y.own_shard(own.first, grads)), y.shard(1), own.count, own.stride(y, grads), partials);
         over_gpus(a.norm_partials(), partials);
         gradient_norm(a.norm(), a.loss_scale(), a.norm_partials(), partials);
         if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
-        update_groups(m, 0, 1);
-        update_groups(m, 1, m.layout.layers);
-        update_matrices(m);
+        update_groups(m, {0, 1, 1});
+        update_groups(m, updates);
+        update_matrices(m, updates);
         clear_gradients(m);
     });
     push_amaxes(m);
@@ -3327,13 +3322,13 @@ void read_moments(Model& m, const std::string& dir) {
 // values (on rank 0) = a whole tensor of `block` in FP32, or of the weights if block is null.
 void download_tensor(float* values, const Model& m, const float* block, Placement placement, const ParameterRow& row,
                      size_t l) {
-    if (m.setup.zero > 0 || row.part.ranks > 1) return gather_tensor(values, m, block, placement, row, l);
+    const Layout y = block == m.adam_v ? layout_of_v(m.setup) : m.layout;
+    if (m.setup.zero > 0 || row.part.ranks > 1) return gather_tensor(values, m, y, block, placement, row, l);
     if (!block) {
         std::vector<floatX> exact(row.elements);
         download(exact.data(), m.weights + m.layout.place(row, l), row.elements * sizeof(floatX));
         std::copy(exact.begin(), exact.end(), values);
     } else if (world.first()) {
-        const Layout y = block == m.adam_v ? layout_of_v(m.setup) : m.layout;
         download(values, block + y.place(row, l), row.elements * sizeof(float));
     }
 }

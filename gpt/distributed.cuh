@@ -201,8 +201,8 @@ private:
         const Layout& y = m_.layout;
         floatX* const whole = m_.weight_buffers + slot_begin(slot);
         const floatX* shard = m_.weights + y.own_shard(g, weights_placement(m_.setup));
-        if (y.whole(g) > 0) broadcast(world, gathered_[slot], whole, whole, y.matrices, FLOATX, y.owner(g - 1));
-        all_gather(sharing(g), gathered_[slot], whole + y.whole(g), shard, y.shard(g), FLOATX);
+        if (g > 0 && y.by_layer) broadcast(world, gathered_[slot], whole, whole, y.layer, FLOATX, y.owner(g));
+        else all_gather(sharing(g), gathered_[slot], whole, shard, y.shard(g), FLOATX);
     }
     void await_weights(size_t slot) override { await_sent(gathered_[slot]); }
 
@@ -223,11 +223,11 @@ private:
     void reduce(size_t g, size_t slot) override {
         const Layout& y = m_.layout;
         const DType dtype = m_.grads.dtype;
-        char* const whole = buffer(slot);
+        void* whole = buffer(slot);
         void* shard = grad_at(m_, y.own_shard(g, grads_placement(m_.setup))).data;
-        if (zero_ == 0) return all_reduce(sharing(g), reduced_[slot], whole, y.group(g), dtype);
-        if (y.whole(g) > 0) reduce_to(world, reduced_[slot], whole, y.matrices, dtype, y.owner(g - 1));
-        reduce_scatter(sharing(g), reduced_[slot], shard, whole + y.whole(g) * size_of(dtype), y.shard(g), dtype);
+        if (zero_ == 0) all_reduce(sharing(g), reduced_[slot], whole, y.group(g), dtype);
+        else if (g > 0 && y.by_layer) reduce_to(world, reduced_[slot], whole, y.layer, dtype, y.owner(g));
+        else reduce_scatter(sharing(g), reduced_[slot], shard, whole, y.shard(g), dtype);
     }
 
     Model& m_;
@@ -266,14 +266,14 @@ void clear_gradients(Model& m) {
 
 // ---- checkpoints
 
-// values (on rank 0) = a whole tensor. Each rank holds at least its own shard of its part.
-void gather_tensor(float* values, const Model& m, const float* block, Placement placement, const ParameterRow& row,
-                   size_t l) {
+// values (on rank 0) = a whole tensor of a block with layout y. Each rank holds at least its own shard of its part.
+void gather_tensor(float* values, const Model& m, const Layout& y, const float* block, Placement placement,
+                   const ParameterRow& row, size_t l) {
     float* staging = m.a.partials();   // unused between steps
     const size_t most = partial_blocks(m.setup.N()) * 4 * m.config.channels;
     for (size_t rank = 0; rank < world.size; rank++) {
-        const Shard shard = shard_of(m.layout, row, l, Placement::SHARDED, rank);
-        const float* from = block + (placement == Placement::SHARDED ? shard.at : m.layout.place(row, l) + shard.first);
+        const Shard shard = shard_of(y, row, l, Placement::SHARDED, rank);
+        const float* from = block + (placement == Placement::SHARDED ? shard.at : y.place(row, l) + shard.first);
         for (size_t done = 0; done < shard.count; done += most) {
             const size_t n = std::min(most, shard.count - done);
             broadcast(world, world.sent, staging, from + done, n, DType::FP32, rank);
