@@ -2,7 +2,7 @@
 // of testing.h the program runs as the child process of a test: see run_as_child().
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
-#include <cublas_v2.h>
+#include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -559,6 +559,9 @@ struct Product {
     int64_t size_a() const { return int64_t{lda()} * (transpose_a ? m : k); }
     int64_t size_b() const { return int64_t{ldb()} * (transpose_b ? k : n); }
     int64_t size_d() const { return int64_t{ldd()} * n; }
+    static cublasLtMatrixLayoutOpaque_t layout(cudaDataType_t type, int rows, int columns, int ld) {
+        return {static_cast<uint32_t>(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), ld};
+    }
 
     // Runs the product twice in the same memory. Returns whether both runs succeeded with the same bits.
     bool run(const Numbers& a, const Numbers& b, const Numbers& c, Numbers& d, Numbers& aux, Numbers& bias) {
@@ -572,10 +575,10 @@ struct Product {
         call.desc.aux_ld = ldd();
         float scales[] = {NAN, NAN};   // NaN until the product runs, which must read them then
         if (scaled) call.desc.scale_a = &scales[0], call.desc.scale_b = &scales[1];
-        call.a = cuda_cpu::Matrix{nullptr, a_type, lda(), 0}.layout(transpose_a ? k : m, transpose_a ? m : k);
-        call.b = cuda_cpu::Matrix{nullptr, b_type, ldb(), 0}.layout(transpose_b ? n : k, transpose_b ? k : n);
-        call.c = cuda_cpu::Matrix{nullptr, d_type, ldc(), 0}.layout(m, n);
-        call.d = cuda_cpu::Matrix{nullptr, d_type, ldd(), 0}.layout(m, n);
+        call.a = layout(a_type, transpose_a ? k : m, transpose_a ? m : k, lda());
+        call.b = layout(b_type, transpose_b ? n : k, transpose_b ? k : n, ldb());
+        call.c = layout(d_type, m, n, ldc());
+        call.d = layout(d_type, m, n, ldd());
         if (call.find_algorithm() != CUBLAS_STATUS_SUCCESS) return false;
         call.found.algo.data[0] = static_cast<uint64_t>(algorithm);
         scales[0] = scale_a;
@@ -873,47 +876,6 @@ TEST("rounding") {
     expect("CUDA_CPU_ROUNDING that is not a whole number is rejected",
            child_fails(2, "CUDA_CPU_ROUNDING is \"many\"; expected a whole number", "workers",
                        "CUDA_CPU_ROUNDING=many"));
-}
-
-// ==== cuBLAS ============================================================================================
-
-// Returns whether 3 products of small integers, in one strided batch, equal a plain loop, with every transposition.
-template <class T> static bool cublas_multiplies(cublasHandle_t handle, cudaDataType_t type) {
-    constexpr int batch = 3, m = 7, n = 5, k = 33, ld = 40, stride = ld * k;
-    const float alpha = 0.5f, beta = 2;
-    Array<T> a(batch * stride), b(batch * stride), c(batch * stride);
-    bool right = true;
-    for (int ways = 0; ways < 4; ways++) {
-        const bool ta = ways & 1, tb = ways & 2;
-        for (size_t i = 0; i < c.size; i++) a[i] = static_cast<int>(i % 5), b[i] = static_cast<int>(i % 7), c[i] = 1;
-        cublasGemmStridedBatchedEx(handle, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N, m, n, k,
-                                   &alpha, a.data, type, ld, stride, b.data, type, ld, stride, &beta, c.data, type, ld,
-                                   stride, batch, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-        right = right && c.each([&](size_t place, T found) {
-            const int x = static_cast<int>(place), first = x / stride * stride, i = x % ld, j = x % stride / ld;
-            if (i >= m || j >= n) return static_cast<float>(found) == 1;
-            int sum = 0;
-            for (int l = 0; l < k; l++)
-                sum += (first + (ta ? i * ld + l : l * ld + i)) % 5 * ((first + (tb ? l * ld + j : j * ld + l)) % 7);
-            return static_cast<float>(found) == static_cast<float>(T(0.5f * static_cast<float>(sum) + 2));
-        });
-    }
-    return right;
-}
-
-TEST("cublas") {
-    cublasHandle_t handle;
-    cublasCreate(&handle);
-    expect("cuBLAS: products of float and bfloat16 equal a plain loop",
-           cublas_multiplies<float>(handle, CUDA_R_32F) && cublas_multiplies<__nv_bfloat16>(handle, CUDA_R_16BF));
-    const float alpha = 2, beta = 1;
-    Array<float> x(6), y(6);
-    const auto sgemm = [&](int m, int lda) {
-        return cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, m, 2, 2, &alpha, x.data, lda, x.data, 2, &beta, y.data, 2);
-    };
-    expect("cuBLAS: an invalid product is rejected, an empty one succeeds",
-           sgemm(2, 1) == invalid && sgemm(0, 2) == fine);
-    cublasDestroy(handle);
 }
 
 // ==== tensor cores ======================================================================================
