@@ -9,7 +9,6 @@
 //                             half     a write writes half of its bytes
 //                             full     a write writes half of its bytes; all later writes fail with ENOSPC
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
