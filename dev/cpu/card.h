@@ -64,7 +64,7 @@ constexpr Card cards[] = {
      320e9, 1.59e9, 65e12, 8.1e12, 1280},
     {"b200", "NVIDIA B200", blackwell, 148, 129536 * kib, 182630 * mib, 7680,
      7.7e12, 1.85e9, 2.25e15, 75e12, 10240},
-    // The GPUs below were added for published measurements (dev/inspect/validation.json). Memory: data sheet.
+    // The GPUs below were added for published measurements (dev/inspect/validation.md). Memory: data sheet.
     {"h100-pcie", "NVIDIA H100 PCIe", hopper, 114, 50 * mib, 81920 * mib, 5120,
      2.039e12, 1.62e9, 756e12, 51.2e12, 5120},
     {"a6000", "NVIDIA RTX A6000", ga10x, 84, 6 * mib, 49152 * mib, 384,

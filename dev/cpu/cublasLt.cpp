@@ -304,7 +304,7 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
                 load(y, aux, aux_type, count);
                 for (int64_t e = 0; e < count; e++) x[e] *= gelu_derivative(y[e]);
             } else if (desc.epilogue & has_gelu) {
-                if (aux != nullptr) store(aux, x, aux_type, count);
+                store(aux, x, aux_type, count);
                 for (int64_t e = 0; e < count; e++) x[e] = gelu(x[e]);
             }
             store(out, x, d.type, count);
@@ -532,8 +532,7 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, L
     if (!known || a.type != b.type || (d.type != CUDA_R_32F && d.type != a.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (card() != nullptr && !has_epilogue(desc, d.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
     for (const auto known_epilogue :
-         {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
-          CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+         {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
           CUBLASLT_EPILOGUE_DGELU_BGRAD}) {
         if (desc.epilogue != known_epilogue) continue;
         const bool is_short = desc.epilogue & has_aux && desc.aux_ld < static_cast<int64_t>(m);

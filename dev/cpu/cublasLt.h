@@ -4,7 +4,7 @@
 //
 // Supported: A and B both float, both bfloat16, both half precision or both FP8. C and D have the same type: float, the
 // type of A and B, or either 16-bit type if A and B are FP8. Sums, alpha and beta are float. C is D or a matrix that
-// does not overlap it. Epilogues: those below, up to DGELU_BGRAD. For everything else, such as batches,
+// does not overlap it. Epilogues: BIAS, GELU_AUX_BIAS, DGELU, DGELU_BGRAD. For everything else, such as batches,
 // cublasLtMatmulAlgoGetHeuristic returns no algorithm, as in cuBLASLt.
 #pragma once
 
@@ -48,12 +48,9 @@ enum cublasLtEpilogue_t {
     CUBLASLT_EPILOGUE_DEFAULT = 1,
     CUBLASLT_EPILOGUE_BIAS = 4,
     CUBLASLT_EPILOGUE_GELU = 32,
-    CUBLASLT_EPILOGUE_GELU_BIAS = 32 | 4,
-    CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
     CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
     CUBLASLT_EPILOGUE_DGELU = 64 | 128,
     CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16,
-    CUBLASLT_EPILOGUE_BGRADB = 512,
 };
 
 enum cublasLtMatmulPreferenceAttributes_t {

@@ -1,8 +1,6 @@
 // Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the options
 // of testing.h the program runs as the child process of a test: see run_as_child().
-#include <cooperative_groups.h>
-#include <cooperative_groups/reduce.h>
-#include <cublas_v2.h>
+#include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -192,6 +190,20 @@ TEST("warps") {
                   out[threadIdx.x] = sum;
               });
               return out[0] == 20 && out[32] == 20;
+          }));
+    expect("shuffles in segments of 8 lanes and votes are correct", in_every_order([] {
+              constexpr unsigned all = 0xffffffff;
+              Array<int> out(64);
+              run({1, dim3(16, 4)}, [out = out.data] {
+                  const unsigned t = threadIdx.x + 16 * threadIdx.y, place = t % 8;
+                  const bool first = place == 0;
+                  out[t] = __shfl_sync(all, t, 3, 8) == t - place + 3 && __shfl_xor_sync(all, t, 5, 8) == (t ^ 5) &&
+                           __shfl_up_sync(all, t, 2, 8) == (place < 2 ? t : t - 2) &&
+                           __shfl_down_sync(all, t, 3, 8) == (place < 5 ? t + 3 : t) &&
+                           __ballot_sync(all, first) == 0x01010101 && __any_sync(all, first) &&
+                           !__all_sync(all, first) && __all_sync(all, t < 64);
+              });
+              return out.all_are(1);
           }));
 }
 
@@ -483,43 +495,7 @@ TEST("short floats") {
 }
 
 // ==== matrix products ===================================================================================
-
-// An array of random values of a type.
-struct Numbers {
-    cudaDataType_t type;
-    std::vector<char> bytes;
-
-    Numbers(cudaDataType_t type_, int64_t count, std::mt19937& random) : type(type_), bytes(count * sizeof(float)) {
-        std::uniform_real_distribution<float> uniform(-1, 1);
-        for (int64_t i = 0; i < count; i++)
-            visit(bytes.data(), i, [&](auto& x) { x = std::decay_t<decltype(x)>(uniform(random)); });
-    }
-    double operator[](int64_t i) const {
-        double value = 0;
-        visit(const_cast<char*>(bytes.data()), i, [&](auto& x) { value = static_cast<float>(x); });
-        return value;
-    }
-
-private:
-    // Calls use(element i) with the element's type.
-    template <class Use> void visit(char* data, int64_t i, Use use) const {
-        switch (type) {
-        case CUDA_R_16F: return use(reinterpret_cast<__half*>(data)[i]);
-        case CUDA_R_16BF: return use(reinterpret_cast<__nv_bfloat16*>(data)[i]);
-        case CUDA_R_8F_E4M3: return use(reinterpret_cast<__nv_fp8_e4m3*>(data)[i]);
-        case CUDA_R_8F_E5M2: return use(reinterpret_cast<__nv_fp8_e5m2*>(data)[i]);
-        default: return use(reinterpret_cast<float*>(data)[i]);
-        }
-    }
-};
-
-static double gelu(double z) { return 0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z))); }
-static double gelu_derivative(double z) {
-    const double c = std::sqrt(2 / M_PI), t = std::tanh(c * (z + 0.044715 * z * z * z));
-    return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * 0.044715 * z * z);
-}
-
-constexpr uint32_t has_bias = 4, has_bias_gradient = 16, has_gelu = 32, has_derivative = 64, has_aux = 128;
+// test_gpt.cu compares products of all types and of larger sizes with loops in double ("kernels: matmul").
 
 // The descriptors of a cublasLtMatmul call.
 struct LtCall {
@@ -540,198 +516,115 @@ struct LtCall {
     }
 };
 
-// A product, compared with a loop in double.
-struct Product {
-    cudaDataType_t a_type, b_type, d_type;
-    int m = 70, n = 45, k = 333, pad = 0;   // pad: leading dimension minus rows
-    bool transpose_a = false, transpose_b = false, float_bias = false, scaled = false;
-    bool has_c = false;   // C is another matrix than D
-    float alpha = 1, beta = 0, scale_a = 1, scale_b = 1;
-    uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    cuda_cpu::Algorithm algorithm = cuda_cpu::Algorithm::fast;
-    std::vector<char> d_bytes = {};   // D after error()
-    static constexpr int c_pad = 16;   // leading dimension of another C minus D's
-
-    int lda() const { return (transpose_a ? k : m) + pad; }
-    int ldb() const { return (transpose_b ? n : k) + pad; }
-    int ldd() const { return m + pad; }
-    int ldc() const { return ldd() + (has_c ? c_pad : 0); }
-    int64_t size_a() const { return int64_t{lda()} * (transpose_a ? m : k); }
-    int64_t size_b() const { return int64_t{ldb()} * (transpose_b ? k : n); }
-    int64_t size_d() const { return int64_t{ldd()} * n; }
-
-    // Runs the product twice in the same memory. Returns whether both runs succeeded with the same bits.
-    bool run(const Numbers& a, const Numbers& b, const Numbers& c, Numbers& d, Numbers& aux, Numbers& bias) {
-        LtCall call;
-        call.desc.transpose_a = transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-        call.desc.transpose_b = transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-        call.desc.epilogue = epilogue;
-        call.desc.bias = bias.bytes.data();
-        call.desc.bias_type = bias.type;
-        call.desc.aux = aux.bytes.data();
-        call.desc.aux_ld = ldd();
-        float scales[] = {NAN, NAN};   // NaN until the product runs, which must read them then
-        if (scaled) call.desc.scale_a = &scales[0], call.desc.scale_b = &scales[1];
-        call.a = cuda_cpu::Matrix{nullptr, a_type, lda(), 0}.layout(transpose_a ? k : m, transpose_a ? m : k);
-        call.b = cuda_cpu::Matrix{nullptr, b_type, ldb(), 0}.layout(transpose_b ? n : k, transpose_b ? k : n);
-        call.c = cuda_cpu::Matrix{nullptr, d_type, ldc(), 0}.layout(m, n);
-        call.d = cuda_cpu::Matrix{nullptr, d_type, ldd(), 0}.layout(m, n);
-        if (call.find_algorithm() != CUBLAS_STATUS_SUCCESS) return false;
-        call.found.algo.data[0] = static_cast<uint64_t>(algorithm);
-        scales[0] = scale_a;
-        scales[1] = scale_b;
-        const auto multiply = [&] {
-            return call.multiply(alpha, a.bytes.data(), b.bytes.data(), beta, has_c ? c.bytes.data() : d.bytes.data(),
-                                 d.bytes.data()) == CUBLAS_STATUS_SUCCESS;
-        };
-        const auto old_d = d.bytes;
-        const bool first = multiply();
-        const auto first_d = d.bytes;
-        std::copy(old_d.begin(), old_d.end(), d.bytes.begin());  // in the same memory
-        return multiply() && first && d.bytes == first_d;
-    }
-
-    // Returns the largest error relative to the rounding error that is allowed. Returns infinity if the call fails, if
-    // repeating it gives other bits, or if it writes outside of D.
-    double error() {
-        std::mt19937 random(3);
-        const Numbers a(a_type, size_a(), random), b(b_type, size_b(), random);
-        Numbers d(d_type, size_d(), random), aux(d_type, size_d(), random);
-        const bool is_fp8 = cuda_cpu::is_fp8(a_type);
-        const auto bias_type = is_fp8 && d_type == CUDA_R_32F ? CUDA_R_16BF : float_bias ? CUDA_R_32F : d_type;
-        Numbers bias(bias_type, m, random);
-        const Numbers old_d = d, old_aux = aux, old_bias = bias;
-        const Numbers c = has_c ? Numbers(d_type, int64_t{ldc()} * n, random) : d;
-        const bool writes_aux = epilogue & has_aux && epilogue & has_gelu;
-        if (!run(a, b, c, d, aux, bias) || (!writes_aux && aux.bytes != old_aux.bytes)) return INFINITY;
-        d_bytes = d.bytes;
-        const double epsilon = epsilon_of(d_type);
-        double worst = epilogue & has_bias_gradient ? bias_gradient_error(d, bias)
-                       : bias.bytes == old_bias.bytes ? 0 : INFINITY;
-        for (int64_t place = 0; place < size_d(); place++) {
-            const int64_t j = place / ldd(), i = place % ldd();
-            if (i >= m && (d[place] != old_d[place] || aux[place] != old_aux[place])) return INFINITY;
-            if (i >= m) continue;
-            double sum = 0, size = 0;
-            for (int64_t l = 0; l < k; l++) {
-                const double term = a[transpose_a ? i * lda() + l : l * lda() + i] *
-                                    b[transpose_b ? l * ldb() + j : j * ldb() + l];
-                sum += term;
-                size += std::fabs(term);
-            }
-            const double factor = double{alpha} * scale_a * scale_b;
-            double x = factor * sum + beta * c[j * ldc() + i] + (epilogue & has_bias ? bias[i] : 0);
-            const double allowed = 1 + std::fabs(x) + (d_type == CUDA_R_32F ? std::fabs(factor) * size / 4 : 0);
-            double error = writes_aux ? std::fabs(aux[place] - x) : 0;
-            if (epilogue & has_derivative) x *= gelu_derivative(aux[place]);
-            else if (epilogue & has_gelu) x = gelu(x);
-            error = std::max(error, std::fabs(d[place] - x)) / (epsilon * 2 * allowed);
-            worst = std::isnan(error) ? INFINITY : std::max(worst, error);
-        }
-        return worst;
-    }
-
-private:
-    static double epsilon_of(cudaDataType_t type) {
-        return type == CUDA_R_32F ? 0x1p-21 : type == CUDA_R_16F ? 0x1p-11 : 0x1p-8;
-    }
-
-    // The bias gradient has the sums of the rows of D.
-    double bias_gradient_error(const Numbers& d, const Numbers& gradient) const {
-        double worst = 0;
-        for (int64_t i = 0; i < m; i++) {
-            double sum = 0, size = 1;
-            for (int64_t j = 0; j < n; j++) sum += d[j * ldd() + i], size += std::fabs(d[j * ldd() + i]);
-            const double error = std::fabs(gradient[i] - sum) / (epsilon_of(gradient.type) * size);
-            worst = std::isnan(error) ? INFINITY : std::max(worst, error);
-        }
-        return worst;
-    }
-};
-
-constexpr cuda_cpu::Algorithm other_algorithms[] = {cuda_cpu::Algorithm::plain, cuda_cpu::Algorithm::slow,
-                                                    cuda_cpu::Algorithm::in_place};
-
-static void test_products(cudaDataType_t in, cudaDataType_t out, const std::string& types) {
-    const Product first{in, in, out};
-    // n = 1: products with a single column have their own code.
-    constexpr std::array<int, 3> sizes[] = {{70, 45, 333}, {1, 7, 1}, {128, 256, 512}, {300, 1, 334}, {7, 1, 5}};
-    double forms = 0, epilogues = 0, algorithms = 0;
-    for (int bits = 0; bits < 32; bits++) {
-        Product p = first;
-        p.transpose_a = bits & 1, p.transpose_b = bits & 2, p.pad = bits & 4 ? 11 : 0, p.beta = bits & 8 ? 1 : 0;
-        p.has_c = bits & 16;
-        for (const auto& [m, n, k] : sizes) {
-            p.m = m, p.n = n, p.k = k, p.alpha = k == 512 ? 0.125f : 1;
-            forms = std::max(forms, p.error());
-        }
-    }
-    expect(types + ": products with every transposition, leading dimension, alpha, beta and C equal a loop in double, "
-                   "with the same bits when repeated", forms < 1);
-    for (uint32_t epilogue : {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_BIAS,
-                              CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
-                              CUBLASLT_EPILOGUE_DGELU_BGRAD})
-        for (int bits = 0; bits < 16; bits++) {
-            Product p = first;
-            p.m = 300, p.n = bits & 8 ? 140 : 40, p.k = 24, p.pad = 4, p.epilogue = epilogue, p.has_c = bits & 8;
-            p.beta = bits & 1 ? 1 : 0, p.alpha = bits & 2 ? 0.5f : 1, p.float_bias = bits & 4;
-            epilogues = std::max(epilogues, p.error());
-        }
-    expect(types + ": every epilogue equals a loop in double", epilogues < 1);
-    Product p = first;
-    for (const auto algorithm : other_algorithms)
-        for (uint32_t epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU_BGRAD}) {
-            p.algorithm = algorithm, p.epilogue = epilogue, p.beta = 1 - p.beta, p.has_c = !p.has_c;
-            algorithms = std::max(algorithms, p.error());
-        }
-    p.algorithm = cuda_cpu::Algorithm::failing;
-    expect(types + ": the other algorithms are correct, and `failing` fails", algorithms < 1 && std::isinf(p.error()));
+static double gelu(double z) { return 0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z))); }
+static double gelu_derivative(double z) {
+    const double c = std::sqrt(2 / M_PI), t = std::tanh(c * (z + 0.044715 * z * z * z));
+    return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * 0.044715 * z * z);
 }
 
-TEST("products: float") { test_products(CUDA_R_32F, CUDA_R_32F, "float"); }
-TEST("products: bf16 to float") { test_products(CUDA_R_16BF, CUDA_R_32F, "bf16 to float"); }
-TEST("products: bf16") { test_products(CUDA_R_16BF, CUDA_R_16BF, "bf16"); }
-TEST("products: fp16") { test_products(CUDA_R_16F, CUDA_R_16F, "fp16"); }
-
-TEST("products: fp8") {
-    double worst = 0;
-    constexpr std::array<cudaDataType_t, 2> kinds[] = {
-        {CUDA_R_8F_E4M3, CUDA_R_8F_E4M3}, {CUDA_R_8F_E4M3, CUDA_R_8F_E5M2}, {CUDA_R_8F_E5M2, CUDA_R_8F_E4M3}};
-    constexpr std::array<int, 4> sizes[] = {{48, 80, 112, 16}, {16, 16, 16, 0}, {144, 16, 528, 16}, {16, 272, 48, 0}};
-    int number = 0;
-    for (const auto& [a, b] : kinds)
-        for (cudaDataType_t d : {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F})
-            for (const auto& [m, n, k, pad] : sizes)
-                for (float scale : {1.0f, 0.37f}) {
-                    Product p{a, b, d};
-                    p.transpose_a = true, p.m = m, p.n = n, p.k = k, p.pad = pad;
-                    p.scaled = scale != 1, p.alpha = 2 * scale;
-                    p.scale_a = scale, p.scale_b = scale == 1 ? 1 : 4 * scale;
-                    p.beta = static_cast<float>(number % 3) * 0.5f;
-                    p.has_c = number % 4 > 1;
-                    p.epilogue = number % 2 ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-                    if (number % 5 < 3) p.algorithm = other_algorithms[number % 5];
-                    worst = std::max(worst, p.error());
-                    number++;
-                }
-    expect("FP8: products of all pairs of formats, to float, bf16 and half, with leading dimensions, alpha, beta, "
-           "C, bias, scales that are read when the product runs, and every algorithm, equal a loop in double",
-           worst < 1);
-
-    // A product with few tiles and long sums, which oneDNN would split among workers.
-    Product p{CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_32F};
-    p.transpose_a = true, p.m = 144, p.n = 400, p.k = 2048;
-    const int workers = omp_get_max_threads();
-    std::vector<char> bits;
-    bool same = true;
-    for (int count : {1, 2, 3, 16}) {
-        omp_set_num_threads(count);
-        same = same && p.error() < 1;
-        if (bits.empty()) bits = p.d_bytes;
-        same = same && bits == p.d_bytes;
+// Returns whether a product of matrices of T with n columns equals a loop in double. Each matrix has its own leading
+// dimension, and C is not D.
+template <class T>
+static bool product_is_right(cudaDataType_t type, int n, bool transpose_a, bool transpose_b,
+                             cublasLtEpilogue_t epilogue, cuda_cpu::Algorithm algorithm) {
+    constexpr int m = 300, k = 333, lda = 335, ldb = 336, ldc = 337, ldd = 338, ldaux = 339;
+    constexpr float alpha = 0.5f, beta = 2;
+    const double precision = std::is_same_v<T, float> ? 1e-4 : 1.0 / 256;
+    std::mt19937 random(3);
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    const auto numbers = [&](size_t count) {
+        std::vector<T> all(count);
+        for (T& x : all) x = uniform(random);
+        return all;
+    };
+    const auto A = numbers(lda * k), B = numbers(ldb * k), C = numbers(ldc * n), old_bias = numbers(m);
+    auto D = numbers(ldd * n), aux = numbers(ldaux * n), bias = old_bias;
+    LtCall call;
+    call.desc.transpose_a = transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    call.desc.transpose_b = transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    call.desc.epilogue = epilogue;
+    call.desc.bias = bias.data();
+    call.desc.aux = aux.data();
+    call.desc.aux_ld = ldaux;
+    call.count = 1;
+    call.found = {};
+    call.found.algo.data[0] = static_cast<uint64_t>(algorithm);
+    const auto layout = [=](int rows, int columns, int ld) -> cublasLtMatrixLayoutOpaque_t {
+        return {static_cast<uint32_t>(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), ld};
+    };
+    call.a = layout(m, k, lda);
+    call.b = layout(k, n, ldb);
+    if (transpose_a) std::swap(call.a.rows, call.a.columns);
+    if (transpose_b) std::swap(call.b.rows, call.b.columns);
+    call.c = layout(m, n, ldc);
+    call.d = layout(m, n, ldd);
+    const auto value = [](T x) -> double { return static_cast<float>(x); };
+    bool right = call.multiply(alpha, A.data(), B.data(), beta, C.data(), D.data()) == CUBLAS_STATUS_SUCCESS;
+    const auto compare = [&](double found, double expected) {
+        right = right && std::fabs(found - expected) < precision * (1 + std::fabs(expected));
+    };
+    for (int i = 0; i < m; i++) {
+        double sum_of_row = 0;
+        for (int j = 0; j < n; j++) {
+            double x = beta * value(C[j * ldc + i]);
+            for (int l = 0; l < k; l++)
+                x += alpha * value(A[transpose_a ? i * lda + l : l * lda + i]) *
+                     value(B[transpose_b ? l * ldb + j : j * ldb + l]);
+            const bool has_bias = epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+            if (has_bias) x += value(old_bias[i]);
+            if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+                compare(value(aux[j * ldaux + i]), x);
+                x = gelu(x);
+            }
+            if (epilogue == CUBLASLT_EPILOGUE_DGELU || epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD)
+                x *= gelu_derivative(value(aux[j * ldaux + i]));
+            compare(value(D[j * ldd + i]), x);
+            sum_of_row += value(D[j * ldd + i]);
+        }
+        if (epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD) compare(value(bias[i]), sum_of_row);
     }
+    return right;
+}
+
+template <class T> static bool products_are_right(cudaDataType_t type) {
+    bool right = true;
+    for (const auto epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                                CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DGELU_BGRAD})
+        for (int ways = 0; ways < 4; ways++)
+            for (int n : {5, 1})   // products with a single column have their own code
+                for (const auto algorithm : {cuda_cpu::Algorithm::fast, cuda_cpu::Algorithm::plain})
+                    right = product_is_right<T>(type, n, ways & 1, ways & 2, epilogue, algorithm) && right;
+    return right;
+}
+
+// Returns an FP8 product with few tiles and long sums, which oneDNN would split among workers.
+static std::vector<float> fp8_product(int workers) {
+    constexpr int m = 144, n = 400, k = 2048;
+    std::mt19937 random(3);
+    std::vector<uint8_t> a(m * k), b(n * k);
+    for (auto* matrix : {&a, &b})
+        for (uint8_t& code : *matrix) code = static_cast<uint8_t>(random() % 64 | random() % 2 << 7);
+    std::vector<float> d(m * n);
+    LtCall call;
+    call.desc.transpose_a = CUBLAS_OP_T;
+    call.a = {CUDA_R_8F_E4M3, k, m, k};
+    call.b = {CUDA_R_8F_E4M3, k, n, k};
+    call.c = call.d = {CUDA_R_32F, m, n, m};
+    const int before = omp_get_max_threads();
     omp_set_num_threads(workers);
-    expect("FP8: 1, 2, 3 and 16 workers give the same bits", same);
+    call.multiply(1, a.data(), b.data(), 0, nullptr, d.data());
+    omp_set_num_threads(before);
+    return d;
+}
+
+TEST("products") {
+    expect("products of column-major matrices with every transposition, leading dimensions, alpha, beta, C and each "
+           "epilogue equal a loop in double, by oneDNN and by the plain loop",
+           products_are_right<float>(CUDA_R_32F) && products_are_right<__nv_bfloat16>(CUDA_R_16BF) &&
+               products_are_right<__half>(CUDA_R_16F));
+    const std::vector<float> one = fp8_product(1);
+    expect("FP8: 1, 2, 3 and 16 workers give the same bits",
+           one[0] != 0 && one == fp8_product(2) && one == fp8_product(3) && one == fp8_product(16));
 }
 
 // ---- rejected products
@@ -781,7 +674,7 @@ static const Case cases[] = {
     {"k differs", invalid, [](Parts& p) { p.b.rows = 15; }},
     {"types differ", unsupported, [](Parts& p) { p.b.type = CUDA_R_16F; }},
     {"float to bf16", unsupported, [](Parts& p) { p.a.type = p.b.type = CUDA_R_32F; }},
-    {"BGRADB", unsupported, [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_BGRADB; }},
+    {"GELU without aux", unsupported, [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_GELU; }},
     {"short rows of aux", invalid, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_ld = 8; }},
     {"a scale without FP8", invalid, [](Parts& p) { p.desc.scale_a = &a_scale; }},
 };
@@ -821,20 +714,29 @@ TEST("rejected products") {
 
 using cuda_cpu::set_rounding;
 
-// Returns whether a product is correct under each seed, with other bits for each seed and the same when repeated.
-static bool product_is_perturbed(cudaDataType_t in) {
-    Product p{in, in, CUDA_R_32F};
-    p.beta = 1;
-    p.epilogue = CUBLASLT_EPILOGUE_BIAS;
-    std::vector<std::vector<char>> bits;
-    bool right = true;
-    for (uint64_t seed : {0, 1, 2, 1}) {
-        set_rounding(seed);
-        right = p.error() < 1 && right;
-        bits.push_back(p.d_bytes);
-    }
+// Returns the product of two random matrices of T, in float, with a seed of the rounding.
+template <class T> static std::vector<float> product_with(uint64_t seed, cudaDataType_t type) {
+    constexpr int size = 64;
+    std::mt19937 random(3);
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    std::vector<T> a(size * size);
+    for (T& x : a) x = uniform(random);
+    std::vector<float> d(a.size());
+    LtCall call;
+    call.a = call.b = {static_cast<uint32_t>(type), size, size, size};
+    call.c = call.d = {CUDA_R_32F, size, size, size};
+    set_rounding(seed);
+    call.multiply(1, a.data(), a.data(), 0, nullptr, d.data());
     set_rounding(0);
-    return right && bits[0] != bits[1] && bits[0] != bits[2] && bits[1] != bits[2] && bits[1] == bits[3];
+    return d;
+}
+
+// Returns whether the seeds change bits of a product, by at most a rounding error, and a seed always gives the same.
+template <class T> static bool product_is_perturbed(cudaDataType_t type) {
+    const auto exact = product_with<T>(0, type), first = product_with<T>(1, type), second = product_with<T>(2, type);
+    bool near = true;
+    for (size_t i = 0; i < exact.size(); i++) near = near && std::fabs(first[i] - exact[i]) < 1e-5f;
+    return near && first != exact && second != exact && second != first && first == product_with<T>(1, type);
 }
 
 // Returns whether a seed changes many results of a function, each by at most 3 ULP.
@@ -853,7 +755,8 @@ static bool function_is_perturbed(float (*function)(float), uint64_t seed) {
 
 TEST("rounding") {
     expect("CUDA_CPU_ROUNDING: products differ between seeds only by rounding; a seed always gives the same bits",
-           product_is_perturbed(CUDA_R_32F) && product_is_perturbed(CUDA_R_16BF) && product_is_perturbed(CUDA_R_16F));
+           product_is_perturbed<float>(CUDA_R_32F) && product_is_perturbed<__nv_bfloat16>(CUDA_R_16BF) &&
+               product_is_perturbed<__half>(CUDA_R_16F));
     struct { const char* name; float (*function)(float); } const functions[] = {
         {"__expf", [](float x) { return __expf(-x); }},
         {"exp2_approx", [](float x) { return exp2_approx(-x); }},
@@ -873,47 +776,6 @@ TEST("rounding") {
     expect("CUDA_CPU_ROUNDING that is not a whole number is rejected",
            child_fails(2, "CUDA_CPU_ROUNDING is \"many\"; expected a whole number", "workers",
                        "CUDA_CPU_ROUNDING=many"));
-}
-
-// ==== cuBLAS ============================================================================================
-
-// Returns whether 3 products of small integers, in one strided batch, equal a plain loop, with every transposition.
-template <class T> static bool cublas_multiplies(cublasHandle_t handle, cudaDataType_t type) {
-    constexpr int batch = 3, m = 7, n = 5, k = 33, ld = 40, stride = ld * k;
-    const float alpha = 0.5f, beta = 2;
-    Array<T> a(batch * stride), b(batch * stride), c(batch * stride);
-    bool right = true;
-    for (int ways = 0; ways < 4; ways++) {
-        const bool ta = ways & 1, tb = ways & 2;
-        for (size_t i = 0; i < c.size; i++) a[i] = static_cast<int>(i % 5), b[i] = static_cast<int>(i % 7), c[i] = 1;
-        cublasGemmStridedBatchedEx(handle, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N, m, n, k,
-                                   &alpha, a.data, type, ld, stride, b.data, type, ld, stride, &beta, c.data, type, ld,
-                                   stride, batch, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-        right = right && c.each([&](size_t place, T found) {
-            const int x = static_cast<int>(place), first = x / stride * stride, i = x % ld, j = x % stride / ld;
-            if (i >= m || j >= n) return static_cast<float>(found) == 1;
-            int sum = 0;
-            for (int l = 0; l < k; l++)
-                sum += (first + (ta ? i * ld + l : l * ld + i)) % 5 * ((first + (tb ? l * ld + j : j * ld + l)) % 7);
-            return static_cast<float>(found) == static_cast<float>(T(0.5f * static_cast<float>(sum) + 2));
-        });
-    }
-    return right;
-}
-
-TEST("cublas") {
-    cublasHandle_t handle;
-    cublasCreate(&handle);
-    expect("cuBLAS: products of float and bfloat16 equal a plain loop",
-           cublas_multiplies<float>(handle, CUDA_R_32F) && cublas_multiplies<__nv_bfloat16>(handle, CUDA_R_16BF));
-    const float alpha = 2, beta = 1;
-    Array<float> x(6), y(6);
-    const auto sgemm = [&](int m, int lda) {
-        return cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, m, 2, 2, &alpha, x.data, lda, x.data, 2, &beta, y.data, 2);
-    };
-    expect("cuBLAS: an invalid product is rejected, an empty one succeeds",
-           sgemm(2, 1) == invalid && sgemm(0, 2) == fine);
-    cublasDestroy(handle);
 }
 
 // ==== tensor cores ======================================================================================
@@ -1714,7 +1576,7 @@ TEST("cards") {
                 [](const Case& c) { return on("h100", [&] { return has_status(c.status, false, c.change); }); });
 }
 
-// ==== atomics and groups ================================================================================
+// ==== atomics ===========================================================================================
 
 // Calls operation() in every thread of a launch, on one number. Returns the final number and the sorted results.
 template <class T, class Operation> static std::pair<T, std::vector<T>> after_all(T first, Operation operation) {
@@ -1750,39 +1612,6 @@ TEST("atomics") {
            atomicMin(&bits, 0xf1u) == 0xf0 && atomicMax(&bits, 3u) == 0xf0 &&
                atomicAnd(&bits, 0x3c) == 0xf0 && atomicOr(&bits, 0x01) == 0x30 && atomicXor(&bits, 0x11) == 0x31 &&
                atomicSub(&bits, 0x20) == 0x20 && atomicExch(&bits, 7u) == 0 && bits == 7);
-}
-
-__global__ void use_groups(unsigned* out) {
-    namespace cg = cooperative_groups;
-    constexpr unsigned size = warpSize < 8 ? 1 : 8;
-    const auto block = cg::this_thread_block();
-    const auto warp = cg::tiled_partition<warpSize>(block);
-    const cg::thread_block_tile<size> tile = cg::tiled_partition<size>(warp);
-    const unsigned rank = block.thread_rank();
-    unsigned wrong = block.size() != blockDim.x * blockDim.y || tile.thread_rank() != rank % size;
-    wrong += tile.size() != size || warp.meta_group_rank() != rank / warpSize;
-    wrong += warp.meta_group_size() != (block.size() + warpSize - 1) / warpSize;
-    wrong += tile.meta_group_rank() != rank % warpSize / size || tile.meta_group_size() != warpSize / size;
-    const unsigned first = rank / size * size;
-    wrong += cg::reduce(tile, rank, cg::plus<unsigned>()) != size * first + size * (size - 1) / 2;
-    wrong += cg::reduce(tile, rank, cg::greater<unsigned>()) != first + size - 1;
-    wrong += cg::reduce(tile, rank, cg::less<unsigned>()) != first;
-    wrong += tile.shfl(rank, size - 1) != first + size - 1 || tile.shfl_xor(rank, size / 2) != (rank ^ size / 2);
-    wrong += tile.shfl_down(rank, 1) != (rank % size == size - 1 ? rank : rank + 1);
-    wrong += tile.shfl_up(rank, 1) != (rank % size == 0 ? rank : rank - 1);
-    wrong += tile.ballot(rank % size == 0) != 1 || !tile.any(rank % size == 0);
-    wrong += tile.all(rank % size == 0) != (size == 1);
-    tile.sync();
-    block.sync();
-    out[rank] = 1 + wrong;
-}
-
-TEST("groups") {
-    expect("shuffles, votes and reductions of blocks, tiles and tiles of tiles are correct", in_every_order([] {
-              Array<unsigned> out(96);
-              cuda_cpu::launch(use_groups, {1, dim3(24, 4)})(out.data);
-              return out.all_are(1);
-          }));
 }
 
 // ==== main ==============================================================================================

@@ -8,13 +8,10 @@
 //                             28+      this call and all later ones fail with errno 28
 //                             half     a write writes half of its bytes
 //                             full     a write writes half of its bytes; all later writes fail with ENOSPC
-//                             stop     the program stops (SIGSTOP) before the call until it receives SIGCONT
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,8 +90,6 @@ Act act(const std::string& call, const std::string& path) {
     const bool permanent = p.action.back() == '+' || p.action == "full";
     if (seen < p.nth || (seen > p.nth && !permanent)) return Act::PASS;
     if (seen == p.nth) note("fault\t" + call + "\t" + path);
-    if (p.action == "stop") raise(SIGSTOP);
-    if (p.action == "stop") return Act::PASS;
     if (p.action == "half" || (p.action == "full" && seen == p.nth)) return Act::HALF;
     errno = p.action == "full" ? ENOSPC : atoi(p.action.c_str());
     return Act::FAIL;

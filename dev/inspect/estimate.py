@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SCHEDULERS, SECTOR, SPECIAL_FUNCTIONS, WARP,
                    WARP_GRANULARITY)
 
-# Of data sheets and microbenchmarks, except ISSUE_SHARE: fitted to half of the published measurements of validate.py.
+# Of data sheets and microbenchmarks, except ISSUE_SHARE: fitted to half of the measurements in validation.md.
 MEMORY_SHARE = 0.92         # of the bandwidth: the rest is refresh and read-write turnaround
 L2_SHARE = 0.65
 L1_SHARE = 0.9              # of the cycles
@@ -125,11 +125,6 @@ def combined(bounds):
     if longest == 0:
         return KERNEL_SECONDS
     return KERNEL_SECONDS + longest * sum((b / longest) ** SHARPNESS for b in bounds.values()) ** (1 / SHARPNESS)
-
-
-def launch_seconds(*inputs):
-    """Returns the time of a launch; inputs: see launch_bounds()."""
-    return combined(launch_bounds(*inputs))
 
 
 # ---- a matmul

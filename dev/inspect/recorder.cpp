@@ -14,8 +14,7 @@
 // default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
 // INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
 // (addresses of barriers to skip), INSPECT_REGISTERS (output of sass.py), INSPECT_FROM (an NVTX range: its
-// first launch starts the recording, its second one ends the program), INSPECT_RACES (no: races are not looked for,
-// which takes half the time).
+// first launch starts the recording, its second one ends the program).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -389,7 +388,6 @@ using Shape = std::tuple<const void*, std::string, std::array<unsigned, 6>, size
 // ---- settings
 static const cuda_cpu::Card* card_;   // card() is a function of dev/cpu
 static bool is_sample, is_whole;      // INSPECT_MODE
-static bool finds_races;
 static std::string only, from;
 static std::set<std::string> except;
 static double seconds;
@@ -588,7 +586,6 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
 
 static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later) {
     kernel->accesses++;
-    if (!finds_races) return;
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t granule = (at + done) / GRANULE, first = (at + done) % GRANULE;
         const uint64_t count = std::min<uint64_t>(GRANULE - first, bytes - done);
@@ -948,7 +945,6 @@ static void open() {
     card_ = cuda_cpu::card() != nullptr ? cuda_cpu::card() : cuda_cpu::find_card("h100");
     is_sample = setting("INSPECT_MODE") == "sample";
     is_whole = !is_sample && setting("INSPECT_MODE") != "few";
-    finds_races = setting("INSPECT_RACES") != "no";
     only = setting("INSPECT_KERNEL");
     from = setting("INSPECT_FROM");
     seconds = atof(setting("INSPECT_SECONDS").c_str());
