@@ -11,7 +11,7 @@ Markdown and of lines that begin with @:
     @at FILE: TEXT                  what follows explains the only line of FILE that contains TEXT
     @figure NAME                    a picture that figures.py draws
     @question TEXT                  what follows is its folded answer
-    @links study: NAME | puzzle: N | test: NAME
+    @text                           what follows belongs to no line
     @let NAME = EXPRESSION          a name for expressions
 
 {{expression:format}} is a number from JSON: plan("FLAGS") is the output of ./train_gpt plan --json, `chapter` is
@@ -172,30 +172,23 @@ class Book:
         lines = self.sources.find(file, quoted)
         if len(lines) != 1:
             self.problems.append(f"{where}: {len(lines)} lines contain this text, expected 1")
-        at = notes.setdefault(self.sources.name(file), {})
+        at = notes.setdefault(file, {})
         line = lines[0] if len(lines) == 1 else 0
         at[line] = at.get(line, "") + self.text(body, where)
 
     def code(self, argument, notes, where):
         file, _, names = argument.partition(": ")
-        name = self.sources.name(file)
-        chosen, missing = self.sources.sections(name, names)
+        chosen, missing = self.sources.sections(file, names)
         chosen = [section for section in chosen if section.key not in self.placed]
         if missing or not chosen:
             self.problems.append(f"{where}: no such file or section: {', '.join(missing) or file}, or it is placed already")
         self.placed.update(section.key for section in chosen)
         # The contents list the sections of train_gpt.cu, and the other files.
-        self.contents[-1][2].extend((section.id, section.title if name == "train_gpt.cu" else name)
-                                    for section in (chosen if name == "train_gpt.cu" else chosen[:1]))
-        here = notes.get(name, {})
+        self.contents[-1][2].extend((section.id, section.title if file == "train_gpt.cu" else file)
+                                    for section in (chosen if file == "train_gpt.cu" else chosen[:1]))
+        here = notes.get(file, {})
         return "".join([*(section.html(here, self.figures, here.pop(0, "")) for section in chosen),
-                        self.sources.comparisons(name) if name.startswith("dev/kernels/") else ""])
-
-    def links(self, argument, where):
-        entries = [entry.strip().partition(": ")[::2] for entry in argument.split("|")]
-        found = [(f"{kind} {value}", self.sources.target(kind, value)) for kind, value in entries]
-        self.problems += [f"{where}: {entry} does not exist" for entry, target in found if not target]
-        return f"<p class=links>Go on: {'; '.join(target for _, target in found if target)}</p>"
+                        self.sources.comparisons(file)])
 
     def chapter(self, number_, path):
         pieces, notes = self.pieces(path), {}
@@ -212,9 +205,8 @@ class Book:
             if kind == "question":
                 parts.append(f"<details class=question><summary>{self.markdown(argument, where)[3:-4]}</summary>"
                              f"{self.text(body, where)}</details>")
-            elif kind in ("code", "links", ""):
-                parts += [self.code(argument, notes, where) if kind == "code" else
-                          self.links(argument, where) if kind else "", self.text(body, where)]
+            elif kind in ("code", "text", ""):
+                parts += [self.code(argument, notes, where) if kind == "code" else "", self.text(body, where)]
             elif kind != "at":
                 self.problems.append(f"{where}: unknown directive")
         return "".join(parts)

@@ -111,13 +111,9 @@ class Library:
     def id(self, file, line):
         return f"{self.letters[file]}{line}"
 
-    def name(self, file):
-        """Returns the path of a source from the top folder; `file` may be the end of it."""
-        return next((name for name in self.paths if f"/{name}".endswith(f"/{file}")), file)
-
     def find(self, file, quoted):
         """Returns the lines that contain a text, counted from 1."""
-        return [i for i, line in enumerate(self.lines.get(self.name(file), []), 1) if quoted in line]
+        return [i for i, line in enumerate(self.lines.get(file, []), 1) if quoted in line]
 
     # ---- sections
 
@@ -168,49 +164,35 @@ class Library:
         return place and self.id(*place)
 
     def link(self, words):
-        """Returns the id that a name in backticks links to; "" if it exists without a definition here; None if it does
+        """Returns the id that a name in backticks links to, "" if it exists without a definition here, None if it does
         not exist."""
-        flag = re.match(r"--[a-z][a-z0-9-]*", words)
-        if flag:
-            return f"o-{flag[0][2:]}" if flag[0] in self.flags else None
-        if self.name(words) in self.paths:
-            return self.parts[self.name(words)][0].id
+        if flag := re.match(r"--([a-z][a-z0-9-]*)", words):
+            return f"o-{flag[1]}" if flag[1] in self.flags else None
+        if words in self.text:
+            return self.parts[words][0].id
+        if make := re.match(r'make ([\w-]+)(?: P=(\d+)| ONLY="(.*)")?', words):
+            return "" if self.can_make(*make.groups()) else None
         name = re.split(r"\.|->|::", re.sub(r"[(<\[].*", "", words))[-1]
-        if at := self.target_of(name, True, True):
-            return at
-        target = re.match(r"(?:make|issues?) ([\w-]+)", words)
-        if target and words.startswith("make"):
-            return "" if re.search(rf"^[\w\- ]*\b{target[1]}\b[\w\- ]*:", self.makefiles, re.M) else None
-        if (self.root / words.split()[0]).exists() or words in self.everything:
-            return ""
-        return None
+        exists = (self.root / words.split()[0]).exists() or words in self.everything
+        return self.target_of(name, True, True) or ("" if exists else None)
 
-    @functools.cached_property
-    def makefiles(self):
-        return "".join(path.read_text() for path in (self.root / "Makefile", *self.root.glob("dev/**/Makefile")))
+    def can_make(self, target, puzzle, test):
+        return (re.search(rf"^[\w\- ]*\b{target}\b[\w\- ]*:", self.everything, re.M)
+                and (not puzzle or any(self.root.glob(f"dev/puzzles/{int(puzzle):02}_*.cu")))
+                and (not test or f'"{test}' in self.everything))
 
     @functools.cached_property
     def everything(self):
-        return "".join([*self.text.values(), *(p.read_text() for p in self.root.glob("gpt/*.[hc]*"))])
+        patterns = ("Makefile", "dev/**/Makefile", "*.cu", "gpt/*.[hc]*", "dev/kernels/*.cu", "dev/tests/*.cuh")
+        return "".join(path.read_text() for pattern in patterns for path in self.root.glob(pattern))
 
     def kernel(self, name):
         """Returns the place (file, line) of the kernel that is launched as `name`."""
         return self.definitions.get(f"{name.split('<')[0]}_kernel")
 
-    def target(self, kind, value):
-        """Returns an entry of @links as HTML, or None if there is no such study, puzzle or test."""
-        if kind == "study" and f"dev/kernels/{value}.cu" in self.paths:
-            return f"<a href=#{self.parts[f'dev/kernels/{value}.cu'][0].id}>{value}</a>"
-        if kind == "puzzle" and list(self.root.glob(f"dev/puzzles/{int(value):02}_*.cu")):
-            return f"<code>make puzzle P={value}</code>"
-        if kind == "test" and any(f'"{value}' in path.read_text() for path in
-                                  [self.root / "test_gpt.cu", *self.root.glob("dev/tests/*.cuh")]):
-            return f"<code>make test ONLY=\"{value}\"</code>"
-        return None
-
     def options(self, text, markdown):
         """Returns the tables of `--help markdown` as HTML, and keeps the names of the flags."""
-        self.flags = set(re.findall(r"^\| `(--[a-z0-9-]+)", text, re.M))
+        self.flags = set(re.findall(r"^\| `--([a-z0-9-]+)", text, re.M))
         page = markdown(re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text[text.index("## "):]))
         return re.sub(r"<td>(?:<a href=#\S+>)?<code>--([a-z0-9-]+)</code>(?:</a>)?", r"<td id=o-\1><code>--\1</code>",
                       page)
@@ -222,7 +204,7 @@ class Library:
         def word(match):
             name, called = match[0].rstrip("("), match[0].endswith("(")
             if name.startswith("--"):
-                return f"<a href=#o-{name[2:]}>{name}</a>" if name in self.flags else name
+                return f"<a href=#o-{name[2:]}>{name}</a>" if name[2:] in self.flags else name
             code = called or CODE.search(name) or match.string.startswith("::", match.end())    # "device" is a word
             at = self.target_of(name, True) if code else None
             return f"<a href=#{at}>{name}</a>{'(' * called}" if at else match[0]

@@ -21,7 +21,7 @@ except ImportError as error:
 
 UNITS = r"(?:[kMGT]B|[mµn]?s|%|TFLOP/s|tokens/s|times|×(?! ?\d))"
 LITERAL = re.compile(rf"(?<![\w.])\d[\d.,]*(?:e\d+)? ?(?:billion |million )?{UNITS}(?!\w)")
-NOT_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\{\{.*?\}\}|(?<!\*)\*[^*\n]+\*(?!\*)|^@(?:at|code|let|links)[^\n]*", re.M | re.S)
+NOT_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\{\{.*?\}\}|(?<!\*)\*[^*\n]+\*(?!\*)|^@(?:at|code|let)[^\n]*", re.M | re.S)
 READ_PAGE = """() => {
     const all = (selector, value) => [...document.querySelectorAll(selector)].map(value);
     return {
