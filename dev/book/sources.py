@@ -11,14 +11,13 @@ from pygments.token import Comment, Keyword, Name, Number, String
 
 BANNER = re.compile(r"// ==== (.+?) =+$")
 TAGS = {Comment: "i", Keyword: "b", String: "u", Number: "s"}        # short, because the page has many of them
-NOT_NAMES = {"__launch_bounds__", "__align__", "defined", "decltype", "static_assert", "sizeof"}
-# Definitions begin in the first column. (regular expression, may its name be linked without a following parenthesis?)
-DEFINITIONS = [
-    (re.compile(r"(?:template <[^{]*> )?(?:struct|class|enum class|enum|union) (?:__align__\(\w+\) )?(\w+)"), True),
-    (re.compile(r"(?:static |inline )*constexpr [\w:<>*, ]+? (\w+)(?:\[[^=]*\])? ="), True),
-    (re.compile(r"(?:static|extern) [\w:<>*, ]+[ *](\w+)(?: =|;|\[|\{)"), True),
-    (re.compile(r"using (\w+) =|typedef .* (\w+);|#define (\w+)"), True)]
-FUNCTION = re.compile(r"(\w+)\((?!\))|(\w+)\(\)")
+# Definitions begin in the first column; a line with a parenthesis, a semicolon and no "=" is a declaration.
+DEFINITION = re.compile(
+    r"^(?:(?:template <[^{\n]*> )?(?:struct|class|enum class|enum|union) (?:alignas\(.*\) )?(\w+)"
+    r"|(?:static |inline )*constexpr [\w:<>*, ]+? (\w+)(?:\[[^=\n]*\])? ="
+    r"|(?:static|extern) [\w:<>*, ]+[ *](\w+)(?: =|;|\[|\{)"
+    r"|using (\w+) =|typedef .* (\w+);|#define (\w+)"
+    r"|(?![ }/#]|[^=\n]*;$).*?\b(?!__launch_bounds__|decltype|static_assert)(?P<function>\w+)\()", re.M)
 MEMBERS = re.compile(r"^(?:template <typename Kind> )?struct (Parameters|Activations) \{\n(.*?)^\};", re.M | re.S)
 KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?|\d) {2,}(\S.*)")
 CODE = re.compile(r"_|\d|[a-z][A-Z]|^[A-Z]{4,}$")
@@ -141,21 +140,12 @@ class Library:
     # ---- names
 
     def define(self, file):
-        for i, line in enumerate(self.lines[file], 1):
-            if not line or line[0] in " }/":
-                continue
-            names = [(name, free) for pattern, free in DEFINITIONS
-                     if (match := pattern.match(line)) and (name := next(filter(None, match.groups())))]
-            if not names and not line.startswith("#"):
-                names = [(name, name.endswith("_kernel")) for pair in FUNCTION.findall(line)
-                         if (name := pair[0] or pair[1]) not in NOT_NAMES][:1]
-            for name, free in names:
-                if line.rstrip().endswith(";") and line[0] != "#" and "(" in line and "=" not in line:
-                    continue                                # a declaration
-                self.definitions.setdefault(name, (file, i))
-                self.definitions.setdefault((file, name), (file, i))    # studies may have kernels of the same name
-                if free:
-                    self.free.add(name)
+        for match in DEFINITION.finditer(self.text[file]):
+            name, place = match[match.lastindex], (file, self.text[file].count("\n", 0, match.start()) + 1)
+            self.definitions.setdefault(name, place)
+            self.definitions.setdefault((file, name), place)    # studies may have kernels of the same name
+            if match.lastgroup != "function" or name.endswith("_kernel"):
+                self.free.add(name)                             # linked without a following parenthesis, too
 
     def target_of(self, word, called, member=False, file=None):
         """Returns the id of a name's definition, the one in `file` first, or None."""
