@@ -10,7 +10,8 @@ from pygments.lexers import CudaLexer
 from pygments.token import Comment, Keyword, Name, Number, String
 
 BANNER = re.compile(r"// ==== (.+?) =+$")
-TAGS = {Comment: "i", Keyword: "b", String: "u", Number: "s"}        # short, because the page has many of them
+# Short, because the page has many of them.
+TAGS = {Comment.Single: "i", Comment.Multiline: "i", Keyword: "b", String: "u", Number: "s"}
 # Definitions begin in the first column; a line with a parenthesis, a semicolon and no "=" is a declaration.
 DEFINITION = re.compile(
     r"^(?:(?:template <[^{\n]*> )?(?:struct|class|enum class|enum|union) (?:alignas\(.*\) )?(\w+)"
@@ -245,24 +246,20 @@ class Library:
 
     def highlight(self, file):
         """Returns a source's lines as HTML."""
-        lines, column, before = [""], 0, ""
-        for kind, value in CudaLexer(ensurenl=False, stripnl=False).get_tokens(self.text[file]):
-            tag = next((tag for token, tag in TAGS.items() if kind in token and kind not in Comment.Preproc), "")
-            for i, part in enumerate(value.split("\n")):
-                if i:
-                    lines.append("")
-                    column = 0
-                column += len(part)
-                shown = escaped(part)
-                if kind in Name:
-                    after = self.lines[file][len(lines) - 1][column:column + 1]
-                    at = self.target_of(part, after in ("(", "<"), before.endswith((".", "->")), file)
-                    shown = f"<a href=#{at}>{shown}</a>" if at and at != self.id(file, len(lines)) else shown
-                elif tag and part.strip():
-                    shown = f"<{tag}>{shown}</{tag}>"
-                lines[-1] += shown
-                before = part.strip() or before
-        return lines[:-1] if lines[-1] == "" else lines
+        tokens = [*CudaLexer(ensurenl=False, stripnl=False).get_tokens(self.text[file])]
+        page, line, before = "", 1, ""
+        for (kind, value), (_, after) in zip(tokens, [*tokens[1:], (None, "")]):
+            shown = escaped(value)
+            tag = next((tag for token, tag in TAGS.items() if kind in token), None)
+            if kind in Name:
+                at = self.target_of(value, after[:1] in ("(", "<"), before == ".", file)
+                shown = f"<a href=#{at}>{shown}</a>" if at and at != self.id(file, line) else shown
+            elif tag:
+                shown = re.sub("(.+)", rf"<{tag}>\1</{tag}>", shown)        # a tag for each line
+            page += shown
+            line += value.count("\n")
+            before = value.strip() or before
+        return page.splitlines()
 
     # ---- steps of a study, side by side
 
