@@ -7,7 +7,7 @@
 Notes come from the sources' comments (sources.py) and from the chapters [0-9]*.md in this folder, which consist of
 Markdown and of lines that begin with @:
 
-    @code FILE: SECTION, SECTION    places sections of a source, named after their banners; without them the whole file
+    @code FILE: SECTION; SECTION    places sections of a source, named after their banners; without them the whole file
     @at FILE: TEXT                  what follows explains the only line of FILE that contains TEXT
     @figure NAME                    a picture that figures.py draws
     @question TEXT                  what follows is its folded answer
@@ -177,18 +177,18 @@ class Book:
         at[line] = at.get(line, "") + self.text(body, where)
 
     def code(self, argument, notes, where):
-        file, _, names = argument.partition(": ")
-        chosen, missing = self.sources.sections(file, names)
-        chosen = [section for section in chosen if section.key not in self.placed]
-        if missing or not chosen:
-            self.problems.append(f"{where}: no such file or section: {', '.join(missing) or file}, or it is placed already")
-        self.placed.update(section.key for section in chosen)
+        file, _, titles = argument.partition(": ")
+        sections = {section.title: section for section in self.sources.parts.get(file, [])}
+        chosen = [sections.get(title) for title in titles.split("; ")] if titles else [*sections.values()]
+        if not chosen or None in chosen or self.placed.intersection(chosen):
+            self.problems.append(f"{where}: no such file or section, or it is placed already")
+        chosen = [section for section in chosen if section and section not in self.placed]
+        self.placed.update(chosen)
         # The contents list the sections of train_gpt.cu, and the other files.
         self.contents[-1][2].extend((section.id, section.title if file == "train_gpt.cu" else file)
                                     for section in (chosen if file == "train_gpt.cu" else chosen[:1]))
-        here = notes.get(file, {})
-        return "".join([*(section.html(here, self.figures, here.pop(0, "")) for section in chosen),
-                        self.sources.comparisons(file)])
+        page = "".join(section.html(notes.get(file, {}), self.figures) for section in chosen)
+        return page + self.sources.comparisons(file)
 
     def chapter(self, number_, path):
         pieces, notes = self.pieces(path), {}
@@ -213,11 +213,12 @@ class Book:
 
     def page(self):
         chapters = "".join(self.chapter(*path) for path in enumerate(sorted(FOLDER.glob("[0-9]*.md")), 1))
-        rest = [section for section in self.sources.all_sections() if section.key not in self.placed]
+        rest = [section for section in self.sources.sections() if section not in self.placed]
         if rest:
-            self.problems.append("sections in no chapter: " + ", ".join(section.key for section in rest))
+            names = ", ".join(f"{section.file}: {section.title}" for section in rest)
+            self.problems.append(f"sections in no chapter: {names}")
             self.contents.append(("rest", "Other sections", [(section.id, section.title) for section in rest]))
-            chapters += "<h1 id=rest>Other sections</h1>" + "".join(s.html({}, self.figures, "") for s in rest)
+            chapters += "<h1 id=rest>Other sections</h1>" + "".join(section.html({}, self.figures) for section in rest)
         self.contents.append(("options", "Options", []))
         contents = "".join(f"<li><a href=#{id_}>{html.escape(title)}</a><small>" + " · ".join(
             f"<a href=#{at}>{html.escape(name)}</a>" for at, name in sections) + "</small></li>"

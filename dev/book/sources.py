@@ -20,7 +20,7 @@ DEFINITION = re.compile(
     r"|using (\w+) =|typedef .* (\w+);|#define (\w+)"
     r"|(?![ }/#]|[^=\n]*;$).*?\b(?!__launch_bounds__|decltype|static_assert)(?P<function>\w+)\()", re.M)
 MEMBERS = re.compile(r"^(?:template <typename Kind> )?struct (Parameters|Activations) \{\n(.*?)^\};", re.M | re.S)
-KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?|\d) {2,}(\S.*)")
+KEYED = re.compile(r"(\w[\w, ]{0,9}?) {2,}(\S.*)")
 CODE = re.compile(r"_|\d|[a-z][A-Z]|^[A-Z]{4,}$")
 WORD = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|[A-Za-z_]\w*\(?")
 
@@ -33,60 +33,47 @@ class Section:
     """Lines first ... last - 1 of a source, from one banner to the next. Lines are counted from 0."""
 
     def __init__(self, library, file, title, first, last, id_):
-        self.sources, self.file, self.first, self.last, self.id = library, file, first, last, id_
-        self.title = title or file
-        self.key = f"{file}: {title}" if title else file
+        self.sources, self.file, self.title, self.first, self.last, self.id = library, file, title, first, last, id_
+        self.lines = library.lines[file]
 
     def head_of(self, line):
         """Returns the first line of the function, or other top-level code with its comment, that contains a line."""
-        lines = self.sources.lines[self.file]
-        while line > self.first and (not lines[line] or lines[line][0] in " }#" or lines[line].startswith("//")):
-            line -= 1
-        while line > self.first and lines[line - 1] and lines[line - 1][0] not in " }#":
-            line -= 1
-        return line
+        inside = [text[:1] in ("", " ", "}", "#") for text in self.lines]
+        return next((i for i in range(line, self.first, -1) if inside[i - 1] and not inside[i]), self.first)
 
-    def html(self, notes, figures, lost):
+    def html(self, notes, figures):
         """Returns rows of note, code and figures. `notes` ({line from 1: HTML}) stand above the code that they explain,
-        `lost` at the section's head."""
-        lines, above, row, rows = self.sources.lines[self.file], {}, self.first, []
+        those of line 0 at the section's head."""
+        above = {}
         for line, note in notes.items():
-            if self.first <= line - 1 < self.last:
-                above.setdefault(self.head_of(line - 1), []).append(f"<div id=n-{self.sources.id(self.file, line)}>"
-                                                                    f"{note}</div>")
-        banner = BANNER.match(lines[self.first])
+            if self.first < line <= self.last:
+                note = f"<div id=n-{self.sources.id(self.file, line)}>{note}</div>"
+                above.setdefault(self.head_of(line - 1), []).append(note)
+        comment = [line.lstrip().startswith("//") for line in self.lines]
+        starts = [i for i in range(self.first, self.last)
+                  if i == self.first or i in above or comment[i] and not comment[i - 1]]
         place = f"<small>{escaped(self.file)}</small>" if self.title != self.file else ""
-        heading = f"<h2 id={self.id}>{escaped(self.title)}{place}</h2>"
-        while row < self.last:
-            comment, code = row, row
-            while code < self.last and lines[code].lstrip().startswith("//") and (code == row or code not in above):
-                code += 1
-            end = code
-            while end < self.last and (end == row or end not in above) and not lines[end].lstrip().startswith("//"):
-                end += 1
-            end = max(end, code)
-            first = comment + 1 if banner and row == self.first else comment
-            note = self.sources.prose(lines[first:code])
-            wide = row == self.first or "<dl>" in note or "<pre>" in note
-            rows += above.get(row, [])
-            if wide:
+        rows = [f"<h2 id={self.id}>{escaped(self.title)}{place}</h2>{notes.pop(0, '')}"]
+        for start, end in zip(starts, [*starts[1:], self.last]):
+            code = next((i for i in range(start, end) if not comment[i]), end)
+            note = self.sources.prose(self.lines[start:code])
+            rows += above.get(start, [])
+            if start == self.first or "<dl>" in note or "<pre>" in note:
                 rows.append(f"<div class=banner>{note}</div>")
-            rows.append(f"<div class=row><div class=note>{'' if wide else note}</div><div class=code>"
-                        f"{self.lines_html(comment, code, 'k', notes, figures)}"
-                        f"{self.lines_html(code, end, '', notes, figures)}</div></div>")
-            row = end
-        return f"<section>{heading}{lost}{''.join(rows)}</section>"
+                note = ""
+            rows.append(f"<div class=row><div class=note>{note}</div><div class=code>"
+                        f"{self.code(start, code, 'k', notes, figures)}{self.code(code, end, '', notes, figures)}</div></div>")
+        return f"<section>{''.join(rows)}</section>"
 
-    def lines_html(self, first, last, kind, notes, figures):
+    def code(self, first, last, kind, notes, figures):
         rows = []
         for line in range(first + 1, last + 1):
             id_ = self.sources.id(self.file, line)
             words, colour = figures.get((self.file, line), ("", ""))
-            data = f' data-f="{html.escape(words)}"' if words else ""
+            data = f' class="{colour}" data-f="{html.escape(words)}"' if words else ""
             mark = f"<a class=mark href=#n-{id_}></a>" if line in notes else ""
-            rows.append(f"<p id={id_}{f' class={colour}' if colour else ''}{data}>{mark}"
-                        f"{self.sources.highlighted[self.file][line - 1]}</p>")
-        return f'<div class="l {kind}" style="counter-reset:n {first}">{"".join(rows)}</div>' if rows else ""
+            rows.append(f"<p id={id_}{data}>{mark}{self.sources.highlighted[self.file][line - 1]}</p>")
+        return f'<div class="{kind}" style="counter-reset:n {first}">{"".join(rows)}</div>' if rows else ""
 
 
 class Library:
@@ -119,23 +106,15 @@ class Library:
 
     def split(self, file):
         lines = self.lines[file]
-        starts = [i for i, line in enumerate(lines) if BANNER.match(line)]
-        titles = [BANNER.match(lines[i])[1] for i in starts]
-        if not starts or starts[0] > 0:
-            starts, titles = [0, *starts], ["header" if starts else "", *titles]
-        return [Section(self, file, title, first, last, f"{self.letters[file]}-{i}")
-                for i, (title, first, last) in enumerate(zip(titles, starts, [*starts[1:], len(lines)]))]
+        starts = [i for i, line in enumerate(lines) if i == 0 or BANNER.match(line)]
+        sections = []
+        for i, (first, last) in enumerate(zip(starts, [*starts[1:], len(lines)])):
+            banner = BANNER.match(lines[first])
+            title = banner[1] if banner else "header" if len(starts) > 1 else file
+            sections.append(Section(self, file, title, first, last, f"{self.letters[file]}-{i}"))
+        return sections
 
-    def sections(self, file, names):
-        """Returns the sections of a file whose titles are in a list with commas, or all, and the titles that it lacks."""
-        parts, chosen, missing = {section.title: section for section in self.parts.get(file, [])}, [], []
-        while names:
-            title = next((title for title in parts if f"{names}, ".startswith(f"{title}, ")), None)
-            (missing if title is None else chosen).append(title or names.partition(", ")[0])
-            names = names[len(title or names.partition(", ")[0]) + 2:]
-        return [parts[title] for title in (chosen or missing or parts) if title in parts], missing
-
-    def all_sections(self):
+    def sections(self):
         return [section for parts in self.parts.values() for section in parts]
 
     # ---- names
@@ -203,45 +182,39 @@ class Library:
                        for i, part in enumerate(words.split("`")))
 
     def prose(self, comment):
-        """Returns comment lines as HTML: paragraphs, `word  text` rows and items as lists, `---- title` as a
-        heading, indented lines as they are."""
-        rows = [re.sub(r"^\s*// ?", "", line) for line in comment]
-        out, kind, indent = [], None, 0
-        for row, before in zip(rows, ["", *comment]):
-            keyed, stripped = KEYED.match(row), row.strip()
-            if not stripped:
-                kind = None
-            elif keyed and not row.startswith(" "):
-                kind, indent = "dl", keyed.start(2)
-                out.append(("dl", keyed[1], [keyed[2]]))
-            elif kind == "dl" and row.startswith(" " * indent):
-                wrapped = len(before) + 1 + len(stripped.split()[0]) > 120      # the line ended for lack of room
-                out[-1][2].append(f"{out[-1][2].pop()} {stripped}" if wrapped else row[indent:])
-            elif indent and kind != "pre" and re.match(rf" {{{indent}}}\S", row):   # a row goes on below a diagram
-                out += [] if kind == "p" else [("p", "", [])]
-                kind = "p"
-                out[-1][2].append(stripped)
+        """Returns comment lines as HTML: `---- title`, rows `word  text`, items, indented lines as they are, and
+        paragraphs. An empty line, or another kind of line, ends each of them."""
+        blocks, kind, indent, before = [], "", 0, ""       # blocks: [kind, key, text]
+        for line in comment:
+            row = re.sub(r"^\s*// ?", "", line)
+            keyed, item = KEYED.match(row), re.match(r" *- (.*)", row)
+            if not row.strip() or BANNER.match(line):
+                kind = ""
             elif row.startswith("---- "):
-                kind = None
-                out.append(("h4", "", [stripped.strip("- ")]))
-            elif kind == "item" and row.startswith("  ") and not stripped.startswith("- "):
-                out[-1][2].append(stripped)
-            elif kind != "pre" and stripped.startswith("- "):
+                kind = ""
+                blocks.append(["h4", "", row.strip("- ")])
+            elif keyed:
+                kind, indent = "dl", keyed.start(2)
+                blocks.append([kind, keyed[1], keyed[2]])
+            elif kind == "dl" and row.startswith(" " * indent):
+                full = len(before) + 1 + len(row.split()[0]) > 120         # the line before ended for lack of room
+                blocks[-1][2] += f" {row.strip()}" if full else f"\n{row[indent:]}"
+            elif kind == "pre" and row.startswith(" "):
+                blocks[-1][2] += f"\n{row}"
+            elif item:
                 kind = "item"
-                out.append(("p", "", [f"• {stripped[2:]}"]))
-            elif row.startswith("   ") or kind == "pre" and row.startswith(" "):
-                if kind != "pre":
-                    out.append(("pre", "", []))
-                kind = "pre"
-                out[-1][2].append(row)
-            elif kind == "p":
-                out[-1][2].append(stripped)
+                blocks.append(["p", "", f"• {item[1]}"])
+            elif kind == "item" and row.startswith("  ") or kind == "p" and not row.startswith(" "):
+                blocks[-1][2] += f" {row.strip()}"
+            elif indent and re.match(rf" {{{indent}}}\S", row):                   # a row goes on below a diagram
+                kind = "dl"
+                blocks.append([kind, "", row.strip()])
             else:
-                kind = "p"
-                out.append(("p", "", [stripped]))
-        page = "".join(f"<dt>{escaped(key)}</dt><dd>{self.linked(chr(10).join(words))}</dd>" if kind == "dl" else
-                       f"<{kind}>{self.linked((chr(10) if kind == 'pre' else ' ').join(words))}</{kind}>"
-                       for kind, key, words in out)
+                kind = "pre" if row.startswith(" ") else "p"
+                blocks.append([kind, "", row])
+            before = line
+        page = "".join(f"<dt>{escaped(key)}</dt><dd>{self.linked(text)}</dd>" if kind == "dl" else
+                       f"<{kind}>{self.linked(text)}</{kind}>" for kind, key, text in blocks)
         return re.sub(r"((?:<dt>.*?</dd>)+)", r"<dl>\1</dl>", page, flags=re.S)
 
     def highlight(self, file):
