@@ -16,8 +16,8 @@ Markdown and of lines that begin with @:
 
 {{expression:format}} is a number from JSON: plan("FLAGS") is the output of ./train_gpt plan --json, `chapter` is
 data/chapter.json. The figures next to the lines come from runs/inspect/figures.json (make inspect JSON=...), if it is
-newer than the sources. In a modified program the book still builds: it lists what no longer matches, and notes of lines that are gone
-move to the head of their chapter's section. With --strict such problems are errors (exit code 1).
+newer than train_gpt.cu. In a modified program the book still builds: it lists what no longer matches, and the notes of
+lines that are gone move to the head of their chapter's section. With --strict such problems are errors (exit code 1).
 """
 import argparse
 import functools
@@ -71,7 +71,8 @@ def line_figures(library):
         return {}
     words, colours, counts = {}, {}, {}
     for kernel in json.loads(INSPECT.read_text())["kernels"]:
-        if kernel["launches"] and (place := library.kernel(kernel["range"])):
+        place = library.definitions.get(f"{kernel['range'].split('<')[0]}_kernel")
+        if kernel["launches"] and place:
             bound = f", {kernel['ratios']['cost']:.2f}× least traffic" if kernel["ratios"].get("cost") else ""
             words.setdefault(place, []).append(f"≈ {number(kernel['estimate_us'])} µs × {kernel['launches']}{bound}")
         launch = math.prod(kernel["grid"]) / max(1, kernel["recorded_blocks"])      # a launch over what was recorded
@@ -132,7 +133,7 @@ class Book:
     def explain(self, notes, argument, body, where):
         """Adds an @at note to notes, {file: {line: HTML}}; line 0 if its line does not exist."""
         file, _, quoted = argument.partition(": ")
-        lines = self.sources.find(file, quoted)
+        lines = [i for i, line in enumerate(self.sources.lines.get(file, []), 1) if quoted in line]
         if len(lines) != 1:
             self.problems.append(f"{where}: {len(lines)} lines contain this text, expected 1")
         at = notes.setdefault(file, {})
@@ -151,7 +152,7 @@ class Book:
         self.contents[-1][2].extend((section.id, section.title if file == "train_gpt.cu" else file)
                                     for section in (chosen if file == "train_gpt.cu" else chosen[:1]))
         page = "".join(section.html(notes.get(file, {}), self.figures) for section in chosen)
-        return page + self.sources.comparisons(file)
+        return page + self.attempt(where, "steps", lambda: self.sources.comparisons(file), "")
 
     def chapter(self, index, path):
         head, *rest = re.split(r"^@(?!figure)(\w+) ?(.*)\n", path.read_text(), flags=re.M)
@@ -179,7 +180,7 @@ class Book:
 
     def page(self):
         chapters = "".join(self.chapter(*path) for path in enumerate(sorted(FOLDER.glob("[0-9]*.md")), 1))
-        rest = [section for section in self.sources.sections() if section not in self.placed]
+        rest = [section for parts in self.sources.parts.values() for section in parts if section not in self.placed]
         if rest:
             names = ", ".join(f"{section.file}: {section.title}" for section in rest)
             self.problems.append(f"sections in no chapter: {names}")

@@ -2,7 +2,6 @@
 import difflib
 import functools
 import html
-import itertools
 import re
 import textwrap
 
@@ -19,7 +18,7 @@ DEFINITION = re.compile(
     r"|(?:static|extern) [\w:<>*, ]+[ *](\w+)(?: =|;|\[|\{)"
     r"|using (\w+) =|typedef .* (\w+);|#define (\w+)"
     r"|(?![ }/#]|[^=\n]*;$).*?\b(?!__launch_bounds__|decltype|static_assert)(?P<function>\w+)\()", re.M)
-MEMBERS = re.compile(r"^(?:template <typename Kind> )?struct (Parameters|Activations) \{\n(.*?)^\};", re.M | re.S)
+TENSORS = re.compile(r"^(?:template <typename Kind> )?struct (?:Parameters|Activations) \{\n.*?^\};", re.M | re.S)
 KEYED = re.compile(r"(\w[\w, ]{0,9}?) {2,}(\S.*)")
 CODE = re.compile(r"_|\d|[a-z][A-Z]|^[A-Z]{4,}$")
 WORD = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|[A-Za-z_]\w*\(?")
@@ -27,6 +26,17 @@ WORD = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|[A-Za-z_]\w*\(?")
 
 def escaped(words):
     return html.escape(words, quote=False)
+
+
+def side_by_side(old, new):
+    """Returns two lists of lines as columns, with marks where they differ."""
+    columns = ["", ""]
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        for side, lines in enumerate((old[a:b], new[c:d])):
+            words = "".join(f"{escaped(line)}\n" for line in lines)
+            columns[side] += f"<mark>{words[:-1]}</mark>\n" if tag != "equal" and lines else words
+            columns[side] += "\n" * (max(b - a, d - c) - len(lines))
+    return f"<div class=pair><pre>{columns[0]}</pre><pre>{columns[1]}</pre></div>"
 
 
 class Section:
@@ -61,8 +71,8 @@ class Section:
             if start == self.first or "<dl>" in note or "<pre>" in note:
                 rows.append(f"<div class=banner>{note}</div>")
                 note = ""
-            rows.append(f"<div class=row><div class=note>{note}</div><div class=code>"
-                        f"{self.code(start, code, 'k', notes, figures)}{self.code(code, end, '', notes, figures)}</div></div>")
+            columns = self.code(start, code, "k", notes, figures) + self.code(code, end, "", notes, figures)
+            rows.append(f"<div class=row><div class=note>{note}</div><div class=code>{columns}</div></div>")
         return f"<section>{''.join(rows)}</section>"
 
     def code(self, first, last, kind, notes, figures):
@@ -80,27 +90,17 @@ class Library:
     def __init__(self, root):
         self.root = root
         paths = [root / "train_gpt.cu", *sorted(root.glob("gpt/*.cuh")), *sorted(root.glob("dev/kernels/*.cu"))]
-        self.paths = {str(path.relative_to(root)): path for path in paths}
-        self.text = {name: path.read_text() for name, path in self.paths.items()}
-        self.lines = {name: text.splitlines() for name, text in self.text.items()}
-        self.letters = {name: chr(97 + i // 26) + chr(97 + i % 26) for i, name in enumerate(self.paths)}
+        self.text = {str(path.relative_to(root)): path.read_text() for path in paths}
+        self.lines = {file: text.splitlines() for file, text in self.text.items()}
+        self.letters = {file: chr(97 + i // 26) + chr(97 + i % 26) for i, file in enumerate(self.text)}
         self.flags, self.definitions, self.members, self.free = set(), {}, {}, set()
-        for name in self.paths:
-            self.define(name)
-        for match in MEMBERS.finditer(self.text["train_gpt.cu"]):
-            line = self.text["train_gpt.cu"].count("\n", 0, match.start(2))
-            for i, row in enumerate(match[2].splitlines(), line + 1):
-                for names in re.findall(r"^ +[\w<> ]+? (\w+(?:, \w+)*);", row):
-                    self.members.update((member, ("train_gpt.cu", i)) for member in names.split(", "))
-        self.highlighted = {name: self.highlight(name) for name in self.paths}
-        self.parts = {name: self.split(name) for name in self.paths}
+        for file in self.text:
+            self.define(file)
+        self.highlighted = {file: self.highlight(file) for file in self.text}
+        self.parts = {file: self.split(file) for file in self.text}
 
     def id(self, file, line):
         return f"{self.letters[file]}{line}"
-
-    def find(self, file, quoted):
-        """Returns the lines that contain a text, counted from 1."""
-        return [i for i, line in enumerate(self.lines.get(file, []), 1) if quoted in line]
 
     # ---- sections
 
@@ -114,18 +114,22 @@ class Library:
             sections.append(Section(self, file, title, first, last, f"{self.letters[file]}-{i}"))
         return sections
 
-    def sections(self):
-        return [section for parts in self.parts.values() for section in parts]
-
     # ---- names
+
+    def place(self, file, offset):
+        return file, self.text[file].count("\n", 0, offset) + 1
 
     def define(self, file):
         for match in DEFINITION.finditer(self.text[file]):
-            name, place = match[match.lastindex], (file, self.text[file].count("\n", 0, match.start()) + 1)
+            name, place = match[match.lastindex], self.place(file, match.start())
             self.definitions.setdefault(name, place)
             self.definitions.setdefault((file, name), place)    # studies may have kernels of the same name
             if match.lastgroup != "function" or name.endswith("_kernel"):
                 self.free.add(name)                             # linked without a following parenthesis, too
+        for struct in TENSORS.finditer(self.text[file]):
+            for row in re.finditer(r"^ +[\w<> ]+? (\w+(?:, \w+)*);", struct[0], re.M):
+                place = self.place(file, struct.start() + row.start())
+                self.members.update(dict.fromkeys(row[1].split(", "), place))
 
     def target_of(self, word, called, member=False, file=None):
         """Returns the id of a name's definition, the one in `file` first, or None."""
@@ -156,16 +160,11 @@ class Library:
         patterns = ("Makefile", "dev/**/Makefile", "*.cu", "gpt/*.[hc]*", "dev/kernels/*.cu", "dev/tests/*.cuh")
         return "".join(path.read_text() for pattern in patterns for path in self.root.glob(pattern))
 
-    def kernel(self, name):
-        """Returns the place (file, line) of the kernel that is launched as `name`."""
-        return self.definitions.get(f"{name.split('<')[0]}_kernel")
-
     def options(self, text, markdown):
         """Returns the tables of `--help markdown` as HTML, and keeps the names of the flags."""
         self.flags = set(re.findall(r"^\| `--([a-z0-9-]+)", text, re.M))
         page = markdown(re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text[text.index("## "):]))
-        return re.sub(r"<td>(?:<a href=#\S+>)?<code>--([a-z0-9-]+)</code>(?:</a>)?", r"<td id=o-\1><code>--\1</code>",
-                      page)
+        return re.sub(r"<td><a href=#(o-[\w-]+)>", r"<td><a id=\1 href=#\1>", page)
 
     # ---- text
 
@@ -238,50 +237,37 @@ class Library:
 
     def body(self, file, name):
         """Returns a definition's lines, up to the closing brace in the first column."""
-        file, first = self.definitions.get((file, name), self.definitions.get(name))
-        lines = self.lines[file]
-        ends = lines[first - 1].rstrip().endswith(("}", ";"))
-        last = first - 1 if ends else next((i for i in range(first, len(lines)) if lines[i].startswith("}")), first)
-        start = first - 1
-        while start and lines[start - 1].startswith(("template", "__global__")):
-            start -= 1
-        return lines[start:last + 1]
+        file, line = self.definitions.get((file, name), self.definitions.get(name))
+        lines, first, end = self.lines[file], line - 1, line
+        if not lines[first].endswith(("}", ";")):
+            end = next(i for i in range(line, len(lines)) if lines[i].startswith("}")) + 1
+        while lines[first - 1].startswith(("template", "__global__")):
+            first -= 1
+        return lines[first:end]
 
     def kernels(self, file, code):
-        """Returns the kernels that a step's code launches, directly or through a launcher."""
+        """Returns the lines of the kernels that a step's code launches, directly or through a launcher."""
         found = []
         for word in re.findall(r"\w+", code):
             if word in self.definitions:
-                inside = "" if word.endswith("_kernel") else "\n".join(self.body(file, word))
-                found += [name for name in re.findall(r"\w+_kernel\b", inside or word) if name in self.definitions]
-        return list(dict.fromkeys(found))
+                inside = word if word.endswith("_kernel") else "\n".join(self.body(file, word))
+                found += [name for name in re.findall(r"\w+_kernel\b", inside) if name in self.definitions]
+        return [line for name in dict.fromkeys(found) for line in ["", *self.body(file, name)]]
 
     def comparisons(self, file):
         """Returns each step of a study next to the step before it: its call and, if they differ, its kernels."""
-        parts, before = [], None
-        for part in re.split(r"(?=^    Case c\(|\bc\.step\()", self.text[file], flags=re.M):
-            match = re.match(r'c\.step\((?:format\()?(?:"(.*?)"|(\w+)\[(\d)\])', part, re.S)
-            if not match:
-                before = None if "Case c(" in part else before
+        parts, before, text = [], None, self.text[file]
+        for match in re.finditer(r"( *)\b(?:Case c\(|c\.step\(([^\n]*\);|.*?\n\1\}\);)\n)", text, re.S):
+            if not match[2]:
+                before = None
                 continue
-            names = re.search(rf"{match[2]}\[\] = \{{(.*?)\}};", self.text[file], re.S) if match[2] else None
-            title = re.findall(r'"(.*?)"', names[1])[int(match[3])] if names else match[1]
-            depth = itertools.accumulate((c == "(") - (c == ")") for c in part[6:])
-            call = part[:8 + next(i for i, level in enumerate(depth) if level == 0)]
-            now = (title, textwrap.dedent(re.sub(r"^c", "    c", call)).splitlines(), self.kernels(file, call))
+            title, index = re.match(r'(?:format\()?(?:"(.*?)"|STEPS\[(\d)\])', match[2]).groups()
+            if index:
+                title = re.findall(r'"(.*?)"', text[text.index("STEPS[]"):])[int(index)]
+            now = title, textwrap.dedent(match[0]).splitlines(), self.kernels(file, match[0])
             if before:
-                bodies = [[*each[1], *(line for name in each[2] for line in ["", *self.body(file, name)])]
-                          if before[2] != now[2] else each[1] for each in (before, now)]
+                columns = [call if before[2] == now[2] else call + kernels for _, call, kernels in (before, now)]
                 parts.append(f"<details class=steps><summary>{escaped(before[0])} → {escaped(title)}</summary>"
-                             f"{self.side_by_side(*bodies)}</details>")
+                             f"{side_by_side(*columns)}</details>")
             before = now
         return f"<h3>Steps side by side</h3>{''.join(parts)}" if parts else ""
-
-    def side_by_side(self, old, new):
-        columns = ["", ""]
-        for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-            for side, lines in enumerate((old[a:b], new[c:d])):
-                words = "\n".join(escaped(line) for line in lines)
-                columns[side] += f"<mark>{words}</mark>\n" if tag != "equal" and lines else words + "\n" * bool(lines)
-                columns[side] += "\n" * (max(b - a, d - c) - len(lines))
-        return "<div class=pair>" + "".join(f"<pre>{column}</pre>" for column in columns) + "</div>"

@@ -76,7 +76,7 @@ def test_text():
 def test_steps():
     library = Library(ROOT)
     trainer = "".join(text for name, text in library.text.items() if not name.startswith("dev/"))
-    for file in (name for name in library.paths if name.startswith("dev/kernels/")):
+    for file in (name for name in library.text if name.startswith("dev/kernels/")):
         shown = "\n".join(re.findall(r"<pre>(.*?)</pre>", library.comparisons(file), re.S))
         lines = [line.strip() for line in html.unescape(re.sub("</?mark>", "", shown)).splitlines()]
         expect_equal([line for line in lines if line not in trainer + library.text[file]], [],
