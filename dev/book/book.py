@@ -187,8 +187,8 @@ class Book:
             self.contents.append(("rest", "Other sections", [(section.id, section.title) for section in rest]))
             chapters += "<h1 id=rest>Other sections</h1>" + "".join(section.html({}, self.figures) for section in rest)
         self.contents.append(("options", "Options", []))
-        contents = "".join(f"<li><a href=#{id_}>{html.escape(title)}</a><small>" + " · ".join(
-            f"<a href=#{at}>{html.escape(name)}</a>" for at, name in sections) + "</small></li>"
+        contents = "".join(f"<p><a href=#{id_}>{html.escape(title)}</a><small>" + " · ".join(
+            f"<a href=#{at}>{html.escape(name)}</a>" for at, name in sections) + "</small></p>"
             for id_, title, sections in self.contents)
         page = (FOLDER / "page.html").read_text()
         for key, value in {"contents": contents, "chapters": chapters, "options": self.options,

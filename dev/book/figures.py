@@ -5,29 +5,28 @@ import math
 import struct
 
 
-# ---- drawing: coordinates in pixels; colours are classes of page.html, so that they follow the page's colour scheme
+# ---- drawing: coordinates in pixels; colours are variables of page.html, so that they follow its colour scheme
 
-def text(x, y, words, kind="", anchor="start"):
-    return f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{html.escape(str(words))}</text>'
+def text(x, y, words, colour="ink", anchor="start"):
+    return f'<text x="{x:g}" y="{y:g}" fill="var(--{colour})" text-anchor="{anchor}">{html.escape(str(words))}</text>'
 
 
-def box(x, y, width, height, kind, words="", title=""):
-    """A rectangle of class `kind` (c1 ... c6, soft) with words in its centre and a title under the mouse."""
+def box(x, y, width, height, colour, words="", title=""):
+    """A rectangle with words in its centre, and a title under the mouse."""
     hover = f"<title>{html.escape(title)}</title>" if title else ""
-    rect = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" class="{kind}">{hover}</rect>'
+    rect = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="var(--{colour})">{hover}</rect>'
     return rect + (text(x + width / 2, y + height / 2 + 4, words, "on", "middle") if words != "" else "")
 
 
-def line(x1, y1, x2, y2, kind=""):
-    """A line of class `kind` (s1, s2; grey without one)."""
-    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" class="{kind}"/>'
+def line(x1, y1, x2, y2, colour="soft"):
+    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="var(--{colour})" stroke-width="1.5"/>'
 
 
 def legend(x, y, colours):
-    """Coloured squares with words, from {words: class}."""
+    """Coloured squares with words, from {words: colour}."""
     parts = []
-    for i, (words, kind) in enumerate(colours.items()):
-        parts += [box(x + 120 * i, y - 10, 11, 11, kind), text(x + 120 * i + 16, y, words.replace("_", " "))]
+    for i, (words, colour) in enumerate(colours.items()):
+        parts += [box(x + 120 * i, y - 10, 11, 11, colour), text(x + 120 * i + 16, y, words.replace("_", " "))]
     return "".join(parts)
 
 
@@ -83,8 +82,8 @@ def ring(numbers):
             issued, free = begin + 0.5, start + product
             released[s] = free
             bars = (s, begin, begin + load, "c2"), (s, start, free, "c1"), (stages, start, free, "c1")
-            parts += [box(110 + 14 * first, y + 8 + 24 * row, 14 * (last - first) - 1, 21, kind, tile)
-                      for row, first, last, kind in bars if free <= end]
+            parts += [box(110 + 14 * first, y + 8 + 24 * row, 14 * (last - first) - 1, 21, colour, tile)
+                      for row, first, last, colour in bars if free <= end]
     parts.append(text(8, 276, "orange: load, at its end full[s] completes; blue: product, at its end empty[s] "
                       "completes; numbers: steps of K", "soft"))
     return picture("Stages of a ring over time, in a model", 284, parts)
@@ -104,9 +103,9 @@ def loss_scale(numbers):
     rows = {"gradients g": lambda g: g, "FP16(g)": half, "FP16(g · 2^16)": lambda g: half(g * 2 ** 16),
             "FP16(g · 2^16) / 2^16": lambda g: half(g * 2 ** 16) / 2 ** 16}
     parts = [text(200, 15, "0", "soft", "middle")]
-    for low, high, words in ((-24, -14, "FP16 subnormal"), (-14, 3, "normal")):
+    for low, high, words, colour in ((-24, -14, "FP16 subnormal", "rule"), (-14, 3, "normal", "panel")):
         x, width = at(2.0 ** low), at(2.0 ** high) - at(2.0 ** low)
-        parts += [box(x, 22, width, 156, "soft"), text(x + width / 2, 15, words, "soft", "middle")]
+        parts += [box(x, 22, width, 156, colour), text(x + width / 2, 15, words, "soft", "middle")]
     for y, (name, function) in zip(range(36, 160, 38), rows.items()):
         parts += [text(0, y + 9, name), line(185, y + 24, 750, y + 24)]
         for power in range(-36, -13, 2):
@@ -126,10 +125,10 @@ def memory_step(numbers):
     for bottom, (mode, trace) in zip((175, 365), traces.items()):
         x, y = (lambda t: 60 + 690 * t / ms), (lambda b: bottom - 145 * b / most)
         planned, live, tops, areas = trace["planned"], trace["live"], [0] * len(trace["live"]["ms"]), []
-        for category, kind in colours.items():
+        for category, colour in colours.items():
             tops = [top + b for top, b in zip(tops, live[category])]
             steps = "".join(f"H{x(t):.5g}V{y(top):.5g}" for t, top in zip(live["ms"], tops))
-            areas.append(f'<path class="{kind}" d="M60,{bottom}{steps}H{x(trace["ms"]):.5g}V{bottom}Z"/>')
+            areas.append(f'<path fill="var(--{colour})" d="M60,{bottom}{steps}H{x(trace["ms"]):.5g}V{bottom}Z"/>')
         parts += reversed(areas)            # each area covers the lower part of the one before
         parts += [box(x(a), bottom + 2, max(0.5, x(b) - x(a)), 5, passes[name], title=name)
                   for name, a, b in trace["passes"]]
@@ -145,9 +144,9 @@ def zero(numbers):
         plan = numbers.plan("--model gpt2-xl --micro-batch 1 --precision bf16 --gpu-memory 80GB --gpus 8 "
                             f"--zero {stage}")
         x, y = 70, 6 + 36 * stage
-        for category, kind in COLOURS.items():
+        for category, colour in COLOURS.items():
             gb = plan["bytes"][category] / 1e9
-            parts.append(box(x, y, 21 * gb, 26, kind, f"{gb:.2g}" if gb > 1.6 else "", f"{gb:.2g}"))
+            parts.append(box(x, y, 21 * gb, 26, colour, f"{gb:.2g}" if gb > 1.6 else "", f"{gb:.2g}"))
             x += 21 * gb
         parts += [text(0, y + 18, f"--zero {stage}"), text(x + 6, y + 18, f"{(x - 70) / 21:.1f} GB")]
     return picture("Bytes of the model's state on each of 8 GPUs, GPT-2 XL", 176, parts)
@@ -159,16 +158,16 @@ def tensor_parallel(numbers):
                (690, "reduce-scatter", "N/t rows, C"))
     parts = [text(380, 306, "coloured: what the rank holds; lines between ranks are communication", "soft", "middle")]
     for x, name, shape in columns:
-        parts += [text(x, 16, name, "", "middle"), text(x, 34, shape, "soft", "middle")]
-    for rank, kind, heads in ((0, "c1", "0, 1"), (1, "c2", "2, 3")):
+        parts += [text(x, 16, name, "ink", "middle"), text(x, 34, shape, "soft", "middle")]
+    for rank, colour, heads in ((0, "c1", "0, 1"), (1, "c2", "2, 3")):
         y, half = 50 + 130 * rank, 50 + 180 * rank      # half: where the rank's rows of the residual stream are
-        parts += [text(0, y + 54, f"rank {rank}"), box(52, half, 44, 50, kind),
+        parts += [text(0, y + 54, f"rank {rank}"), box(52, half, 44, 50, colour),
                   box(153, y, 44, 50, "c1"), box(153, y + 50, 44, 50, "c2"), line(197, y + 50, 245, y + 50),
-                  box(245, y + 5, 90, 90, "soft"), box(245 + 45 * rank, y + 5, 45, 90, kind),
-                  line(335, y + 50, 380 + 22 * rank, y + 50), box(380 + 22 * rank, y, 44, 100, kind, heads),
-                  line(424 + 22 * rank, y + 50, 511, y + 50), box(511, y + 5, 90, 90, "soft"),
-                  box(511, y + 5 + 45 * rank, 90, 45, kind), box(668, half, 44, 50, kind)]
+                  box(245, y + 5, 90, 90, "rule"), box(245 + 45 * rank, y + 5, 45, 90, colour),
+                  line(335, y + 50, 380 + 22 * rank, y + 50), box(380 + 22 * rank, y, 44, 100, colour, heads),
+                  line(424 + 22 * rank, y + 50, 511, y + 50), box(511, y + 5, 90, 90, "rule"),
+                  box(511, y + 5 + 45 * rank, 90, 45, colour), box(668, half, 44, 50, colour)]
         for other in (0, 1):
-            parts += [line(96, half + 25, 153, 75 + 130 * other + 50 * rank, f"s{rank + 1}"),
-                      line(601, y + 50, 668, 75 + 180 * other, f"s{rank + 1}")]
+            parts += [line(96, half + 25, 153, 75 + 130 * other + 50 * rank, colour),
+                      line(601, y + 50, 668, 75 + 180 * other, colour)]
     return picture("Half of a block on a tensor group of two GPUs", 314, parts)
