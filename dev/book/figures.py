@@ -150,24 +150,3 @@ def zero(numbers):
             x += 21 * gb
         parts += [text(0, y + 18, f"--zero {stage}"), text(x + 6, y + 18, f"{(x - 70) / 21:.1f} GB")]
     return picture("Bytes of the model's state on each of 8 GPUs, GPT-2 XL", 176, parts)
-
-
-def tensor_parallel(numbers):
-    columns = ((74, "ln1, ln2", "N/t rows, C"), (175, "all-gather", "N rows, C"), (290, "qkv or fc", "C × columns/t"),
-               (424, "attention or GELU", "own heads, columns"), (556, "attproj or fcproj", "rows/t × C"),
-               (690, "reduce-scatter", "N/t rows, C"))
-    parts = [text(380, 306, "coloured: what the rank holds; lines between ranks are communication", "soft", "middle")]
-    for x, name, shape in columns:
-        parts += [text(x, 16, name, "ink", "middle"), text(x, 34, shape, "soft", "middle")]
-    for rank, colour, heads in ((0, "c1", "0, 1"), (1, "c2", "2, 3")):
-        y, half = 50 + 130 * rank, 50 + 180 * rank      # half: where the rank's rows of the residual stream are
-        parts += [text(0, y + 54, f"rank {rank}"), box(52, half, 44, 50, colour),
-                  box(153, y, 44, 50, "c1"), box(153, y + 50, 44, 50, "c2"), line(197, y + 50, 245, y + 50),
-                  box(245, y + 5, 90, 90, "rule"), box(245 + 45 * rank, y + 5, 45, 90, colour),
-                  line(335, y + 50, 380 + 22 * rank, y + 50), box(380 + 22 * rank, y, 44, 100, colour, heads),
-                  line(424 + 22 * rank, y + 50, 511, y + 50), box(511, y + 5, 90, 90, "rule"),
-                  box(511, y + 5 + 45 * rank, 90, 45, colour), box(668, half, 44, 50, colour)]
-        for other in (0, 1):
-            parts += [line(96, half + 25, 153, 75 + 130 * other + 50 * rank, colour),
-                      line(601, y + 50, 668, 75 + 180 * other, colour)]
-    return picture("Half of a block on a tensor group of two GPUs", 314, parts)
