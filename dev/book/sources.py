@@ -2,6 +2,7 @@
 import difflib
 import functools
 import html
+import itertools
 import re
 import textwrap
 
@@ -29,14 +30,12 @@ def escaped(words):
 
 
 def side_by_side(old, new):
-    """Returns two lists of lines as columns, with marks where they differ."""
-    columns = ["", ""]
+    """Returns two lists of lines as the columns of a table."""
+    rows = ""
     for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        for side, lines in enumerate((old[a:b], new[c:d])):
-            words = "".join(f"{escaped(line)}\n" for line in lines)
-            columns[side] += f"<mark>{words[:-1]}</mark>\n" if tag != "equal" and lines else words
-            columns[side] += "\n" * (max(b - a, d - c) - len(lines))
-    return f"<div class=pair><pre>{columns[0]}</pre><pre>{columns[1]}</pre></div>"
+        for left, right in itertools.zip_longest(old[a:b], new[c:d], fillvalue=""):
+            rows += f"<tr class={tag}><td>{escaped(left)}</td><td>{escaped(right)}</td></tr>"
+    return f"<table class=pair>{rows}</table>"
 
 
 class Section:
@@ -196,7 +195,7 @@ class Library:
                 kind, indent = "dl", keyed.start(2)
                 blocks.append([kind, keyed[1], keyed[2]])
             elif kind == "dl" and row.startswith(" " * indent):
-                full = len(before) + 1 + len(row.split()[0]) > 120         # the line before ended for lack of room
+                full = len(before) + 1 + len(row.split()[0]) >= 120        # the line before ended for lack of room
                 blocks[-1][2] += f" {row.strip()}" if full else f"\n{row[indent:]}"
             elif kind == "pre" and row.startswith(" "):
                 blocks[-1][2] += f"\n{row}"
