@@ -27,8 +27,8 @@ READ_PAGE = """() => {
     return {
         lines: all(".code p", e => [e.id, e.textContent]), links: all("a[href]", e => e.getAttribute("href")),
         ids: all("[id]", e => e.id), pictures: all("figure", e => e.querySelectorAll("svg").length),
-        silent: all("section", e => [e.querySelector("h2").textContent, e.querySelectorAll(".banner, .note, .text").length
-            && [...e.querySelectorAll(".banner, .note, .text")].some(note => note.textContent.trim())])
+        silent: all("section", e => [e.querySelector("h2").textContent,
+            [...e.querySelectorAll(".banner, .note, .text")].some(note => note.textContent.trim())])
             .filter(([title, note]) => !note).map(([title]) => title),
         loaded: performance.getEntriesByType("resource").map(each => each.name)};
 }"""
@@ -109,7 +109,7 @@ def test_fork():
 
 def test_mistakes():
     done = build(python=(sys.executable, "-S"))
-    expect("pip install pygments markdown" in done.stderr, "a missing package is reported with the command", done.stderr)
+    expect("pip install pygments markdown" in done.stderr, "a missing package is reported with its command", done.stderr)
     for bad, arguments in (("/no/such/program", {"program": "/no/such/program"}), ("/proc/x", {"out": "/proc/x"})):
         done = build(**arguments)
         expect(done.returncode == 2 and bad in done.stderr and "Traceback" not in done.stderr,
