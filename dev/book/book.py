@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Writes the book: one page with the program's code, line by line, next to notes and figures.
 
-    make book                                   # build/book/index.html, after building ./train_gpt
-    python3 dev/book/book.py --out FILE [--train-gpt PROGRAM] [--strict]
+    make book           # build/book/index.html, after building ./train_gpt
 
 Notes come from the sources' comments (sources.py) and from the chapters [0-9]*.md in this folder, which consist of
 Markdown and of lines that begin with @:
@@ -64,10 +63,7 @@ class Numbers:
 
 def line_figures(library):
     """Returns {(file, line): (words, colour class)} from make inspect."""
-    if not INSPECT.exists():
-        return {}
-    if INSPECT.stat().st_mtime < (ROOT / "train_gpt.cu").stat().st_mtime:
-        print(f"book: {INSPECT.relative_to(ROOT)} is older than train_gpt.cu, so the page has none of its figures")
+    if not INSPECT.exists() or INSPECT.stat().st_mtime < (ROOT / "train_gpt.cu").stat().st_mtime:
         return {}
     words, colours, counts = {}, {}, {}
     for kernel in json.loads(INSPECT.read_text())["kernels"]:
