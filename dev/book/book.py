@@ -120,6 +120,8 @@ class Book:
                 self.problems.append(f"{where}: `{words}`: no such name in the sources")
             return f"<a href=#{link}>{match[0]}</a>" if link else match[0]
         text = re.sub(r"^@figure (\w+)$", picture, NUMBER.sub(value, text), flags=re.M)
+        if "{{" in text:
+            self.problems.append(f"{where}: an expression lacks its end: {text[text.index('{{'):][:40]}")
         page = markdown.markdown(text, extensions=["tables", "fenced_code", "sane_lists"])
         return re.sub(r"(?<!<pre>)<code>([^<]*)</code>", name, page)
 
