@@ -134,9 +134,9 @@ class Book:
         lines = [i for i, line in enumerate(self.sources.lines.get(file, []), 1) if quoted in line]
         if len(lines) != 1:
             self.problems.append(f"{where}: {len(lines)} lines contain this text, expected 1")
+            lines = [0]
         at = notes.setdefault(file, {})
-        line = lines[0] if len(lines) == 1 else 0
-        at[line] = at.get(line, "") + self.text(body, where)
+        at[lines[0]] = at.get(lines[0], "") + self.text(body, where)
 
     def code(self, argument, notes, where):
         file, _, titles = argument.partition(": ")

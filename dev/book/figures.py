@@ -38,11 +38,8 @@ def picture(title, height, parts):
 
 def mma_fragment(numbers):
     colours, w, h = ("c1", "c3", "c5", "c2"), 30, 17
-    parts = [text(8, 60, "Numbers are lanes."), text(8, 78, "Red: lane 9, g = 2, t = 1."),
-             text(8, 160, "A: a box is a row, 2 columns"), text(530, 34, "B: a box is 2 rows, a column"),
-             text(530, 52, "blue b[0], violet b[1]"), text(530, 184, "D: a box is a row, 2 columns"),
-             text(530, 202, "blue d[0], d[1]; green d[2], d[3]"), text(530, 236, "A: blue a[0], green a[1],"),
-             text(530, 254, "violet a[2], orange a[3]")]
+    parts = [text(8, 142, "A: blue a[0], green a[1],"), text(8, 160, "violet a[2], orange a[3]"),
+             text(530, 34, "B: blue b[0], violet b[1]"), text(530, 184, "D: blue d[0], d[1]; green d[2], d[3]")]
 
     def cell(x, y, width, lane, colour, registers):
         parts.append(box(x, y, width - 2, h - 2, "c4" if lane == 9 else colours[colour], lane, registers))
@@ -121,7 +118,7 @@ def memory_step(numbers):
     ms, most = (max(trace[key] for trace in traces.values()) for key in ("ms", "planned"))
     colours = {"weights": "c1", "adam_m": "c4", "adam_v": "c5", "gradients": "c2", "activations": "c6"}
     passes = {"forward": "c1", "recompute": "c2", "backward": "c3", "update": "c4"}
-    parts = [legend(60, 404, colours), text(0, 424, "strip below:", "soft"), legend(78, 424, passes)]
+    parts = [legend(60, 404, colours), text(0, 424, "strip:", "soft"), legend(60, 424, passes)]
     for bottom, (mode, trace) in zip((175, 365), traces.items()):
         x, y = (lambda t: 60 + 690 * t / ms), (lambda b: bottom - 145 * b / most)
         planned, live, tops, areas = trace["planned"], trace["live"], [0] * len(trace["live"]["ms"]), []
