@@ -152,7 +152,7 @@ class Library:
     def can_make(self, target, puzzle, test):
         return (re.search(rf"^[\w\- ]*\b{target}\b[\w\- ]*:", self.everything, re.M)
                 and (not puzzle or any(self.root.glob(f"dev/puzzles/{int(puzzle):02}_*.cu")))
-                and (not test or f'"{test}' in self.everything))
+                and (not test or f'TEST("{test}' in self.everything))
 
     @functools.cached_property
     def everything(self):
