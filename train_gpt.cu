@@ -25,7 +25,7 @@
 // Types   floatX is the type in which weights and activations are stored: BF16, FP16 or FP32 (make PRECISION=...).
 //         Arithmetic is FP32, and matmuls accumulate in FP32. Every reduction has one fixed order, and no kernel uses
 //         floating-point atomics, so the same command gives the same bits.
-// Globals device, activity, recorder (--trace), matmul_plans, world, data_ranks, tensor_ranks (the processes of many
+// Global  device, activity, recorder (--trace), matmul_plans, world, data_ranks, tensor_ranks (the processes of many
 //         GPUs), bytes_read, and two that signal handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was
 //         truncated).
 //
@@ -1715,7 +1715,7 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // shapes    inp (N,C), w (C,OC), out, add (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
 //           operands gives out^T = B^T A^T. FP8: see fp8_in_any_layout()
-// epilogues bias, always; GELU' on Hopper and later and on a CPU. On Hopper and later also bias and GELU, and GELU'
+// epilogue  bias, always; GELU' on Hopper and later and on a CPU. On Hopper and later also bias and GELU, and GELU'
 //           with the gradient of the bias, where --matmul-tuning has found that faster than separate kernels. GELU only
 //           with --recompute none: the other modes compute it again from the stored pre-activation and must get the
 //           same bits. With FP8 only the bias is an epilogue, because kernels write the 8-bit copies

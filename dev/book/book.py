@@ -1,34 +1,31 @@
 #!/usr/bin/env python3
 """Writes the book: one page with the program's code, line by line, next to notes and figures.
 
-    make book                                   # build/book/index.html, after building ./train_gpt
-    python3 dev/book/book.py --out FILE [--train-gpt PROGRAM] [--strict]
+    make book           # build/book/index.html, after building ./train_gpt
 
 Notes come from the sources' comments (sources.py) and from the chapters [0-9]*.md in this folder, which consist of
 Markdown and of lines that begin with @:
 
-    @code FILE: SECTION, SECTION    places sections of a source, named after their banners; without them the whole file
+    @code FILE: SECTION; SECTION    places sections of a source, named after their banners; without them the whole file
     @at FILE: TEXT                  what follows explains the only line of FILE that contains TEXT
     @figure NAME                    a picture that figures.py draws
     @question TEXT                  what follows is its folded answer
-    @links study: NAME | puzzle: N | test: NAME
+    @text                           what follows belongs to no line
     @let NAME = EXPRESSION          a name for expressions
 
 {{expression:format}} is a number from JSON: plan("FLAGS") is the output of ./train_gpt plan --json, `chapter` is
-data/chapter.json. The figures next to the lines come from runs/inspect/figures.json (make inspect JSON=...), and the
-times of kernels on a GPU from runs/bench-gpu/results.json (make bench-gpu), if these files exist and are newer than the
-sources. In a modified program the book still builds: it lists what no longer matches, and notes of lines that are gone
-move to the head of their chapter's section. With --strict such problems are errors (exit code 1).
+data/chapter.json. The figures next to the lines come from runs/inspect/figures.json (make inspect JSON=...), if it is
+newer than train_gpt.cu. In a modified program the book still builds: it lists what no longer matches, and the notes of
+lines that are gone move to the head of their chapter's section. With --strict such problems are errors (exit code 1).
 """
 import argparse
+import functools
 import html
 import json
 import math
 import re
-import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -43,10 +40,8 @@ except ImportError as error:
 from tables import number, times
 
 FOLDER = ROOT / "dev/book"
-INSPECT, GPU, CHAPTER = (ROOT / path for path in ("runs/inspect/figures.json", "runs/bench-gpu/results.json",
-                                                  "data/chapter.json"))
-DIRECTIVE = re.compile(r"@(?!figure)(\w+) ?(.*)$")
-NUMBER = re.compile(r"\{\{(.+?)(?::([^:{}\"\]')]*))?\}\}")
+INSPECT = ROOT / "runs/inspect/figures.json"
+NUMBER = re.compile(r"\{\{(.+?)(?::([^:{}\"\]')]*))?\}\}", re.S)
 NO_FIGURES = "This copy has no figures: <code>make inspect JSON=runs/inspect/figures.json</code> writes them."
 
 
@@ -54,61 +49,40 @@ class Numbers:
     """The JSON that numbers in the text and in the pictures come from."""
 
     def __init__(self, program):
-        self.program, self.plans = program, {}
-        self.chapter = {name: part.get("results", part) for name, part in json.loads(CHAPTER.read_text()).items()}
+        self.program = program
+        parts = json.loads((ROOT / "data/chapter.json").read_text())
+        self.chapter = {name: part.get("results", part) for name, part in parts.items()}
 
     def run(self, *arguments):
-        try:
-            return subprocess.run([self.program, *arguments], capture_output=True, text=True, check=True,
-                                  timeout=60).stdout
-        except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", "") or error
-            print(f"book: {self.program} {shlex.join(arguments)}: {said}".rstrip(), file=sys.stderr)
-            sys.exit(2)
+        return subprocess.check_output([self.program, *arguments], text=True)
 
+    @functools.cache
     def plan(self, flags):
-        if flags not in self.plans:
-            self.plans[flags] = json.loads(self.run("plan", "--json", *flags.split()))
-        return self.plans[flags]
-
-
-# ---- figures next to lines
-
-def newer(path, library):
-    """Returns the JSON of a file that is newer than train_gpt.cu, else None with a message."""
-    if not path.exists():
-        return None
-    if path.stat().st_mtime < library.paths["train_gpt.cu"].stat().st_mtime:
-        print(f"book: {path.relative_to(ROOT)} is older than train_gpt.cu, so the page has none of its figures")
-        return None
-    return json.loads(path.read_text())
+        return json.loads(self.run("plan", "--json", *flags.split()))
 
 
 def line_figures(library):
-    """Returns {(file, line): (words, colour class)} from make inspect and make bench-gpu."""
-    found, worst = {}, {}
-    for kernel in (newer(INSPECT, library) or {"kernels": []})["kernels"]:
-        if kernel["launches"] and (place := library.kernel(kernel["range"])):
+    """Returns {(file, line): (words, colour class)} from make inspect."""
+    if not INSPECT.exists() or INSPECT.stat().st_mtime < (ROOT / "train_gpt.cu").stat().st_mtime:
+        return {}
+    words, colours, counts = {}, {}, {}
+    for kernel in json.loads(INSPECT.read_text())["kernels"]:
+        place = library.definitions.get(f"{kernel['range'].split('<')[0]}_kernel")
+        if kernel["launches"] and place:
             bound = f", {kernel['ratios']['cost']:.2f}× least traffic" if kernel["ratios"].get("cost") else ""
-            found.setdefault(place, []).append(f"≈ {number(kernel['estimate_us'])} µs × {kernel['launches']}{bound}")
+            words.setdefault(place, []).append(f"≈ {number(kernel['estimate_us'])} µs × {kernel['launches']}{bound}")
         launch = math.prod(kernel["grid"]) / max(1, kernel["recorded_blocks"])      # a launch over what was recorded
         for space, unit in (("global", "sectors"), ("shared", "wavefronts")):
             for site in kernel[space]:
-                row = worst.setdefault((site["file"], site["line"]), {}).setdefault((site["access"], unit), [0, 0, 0])
-                for i, key in enumerate((unit, f"least_{unit}", "dram_sectors")):
-                    row[i] += site[key] * launch
-    colours = {}
-    for at, rows in worst.items():
-        for (access, unit), (count, least, dram) in rows.items():
-            ratio = count / max(1, least)
-            moved = f", {number(dram * 32 / 1e6)} MB" if dram else ""
-            found.setdefault(at, []).append(f"{access}: {times(ratio)}× {unit}{moved}")
-            colours[at] = max(colours.get(at, ""), "r1" if 1.05 < ratio <= 2 else "r2" if ratio > 2 else "")
-    for run in (newer(GPU, library) or {}).get("runs", {}).values():
-        for kernel in (run.get("trace") or {}).get("kernels", []):
-            if place := library.kernel(kernel["name"]):
-                found.setdefault(place, []).append(f"{number(1000 * kernel['ms'])} µs measured")
-    return {at: ("\n".join(list(dict.fromkeys(rows))[:4]), colours.get(at, "")) for at, rows in found.items()}
+                key = (site["file"], site["line"]), site["access"], unit
+                added = (site[name] * launch for name in (unit, f"least_{unit}", "dram_sectors"))
+                counts[key] = [old + new for old, new in zip(counts.get(key, (0, 0, 0)), added)]
+    for (place, access, unit), (count, least, dram) in counts.items():
+        ratio = count / max(1, least)
+        moved = f", {number(dram * 32 / 1e6)} MB" if dram else ""
+        words.setdefault(place, []).append(f"{access}: {times(ratio)}× {unit}{moved}")
+        colours[place] = max(colours.get(place, ""), "r2" if ratio > 2 else "r1" if ratio > 1.05 else "")
+    return {place: ("\n".join(list(dict.fromkeys(rows))[:4]), colours.get(place, "")) for place, rows in words.items()}
 
 
 # ---- chapters
@@ -126,109 +100,93 @@ class Book:
         but a fork's program may lack what they name."""
         try:
             return function()
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError, NameError, SyntaxError) as error:
+        except Exception as error:      # an expression may fail in any way
             self.problems.append(f"{where}: {what}: {type(error).__name__}: {error}")
             return otherwise
 
     def markdown(self, text, where="options"):
         """Returns Markdown as HTML: with numbers from JSON, pictures, and names in backticks linked to definitions."""
-        text = NUMBER.sub(lambda match: self.attempt(
-            where, match[0], lambda: format(eval(match[1], self.names), match[2] or ""), "n/a"), text)
-        if "{{" in text:
-            self.problems.append(f"{where}: an expression lacks its end: {text[text.index('{{'):][:40]}")
-        drawn = lambda match: self.attempt(where, match[0], lambda: getattr(figures, match[1])(self.numbers), "")
-        text = re.sub(r"^@figure (\w+)$", lambda match: f"\n<figure>{drawn(match)}</figure>\n", text, flags=re.M)
-        page = markdown.markdown(text, extensions=["tables", "fenced_code", "sane_lists"])
-        page = page.replace("<table>", "<div class=scroll><table>").replace("</table>", "</table></div>")
+        def value(match):
+            return self.attempt(where, match[0], lambda: format(eval(match[1], self.names), match[2] or ""), "n/a")
+
+        def picture(match):
+            drawn = self.attempt(where, match[0], lambda: getattr(figures, match[1])(self.numbers), "")
+            return f"\n<figure>{drawn}</figure>\n"
 
         def name(match):
-            link = self.sources.link(html.unescape(match[1]))
+            words = html.unescape(match[1])
+            link = self.sources.link(words)
             if link is None:
-                self.problems.append(f"{where}: `{html.unescape(match[1])}`: no such name in the sources")
+                self.problems.append(f"{where}: `{words}`: no such name in the sources")
             return f"<a href=#{link}>{match[0]}</a>" if link else match[0]
+        text = re.sub(r"^@figure (\w+)$", picture, NUMBER.sub(value, text), flags=re.M)
+        if "{{" in text:
+            self.problems.append(f"{where}: an expression lacks its end: {text[text.index('{{'):][:40]}")
+        page = markdown.markdown(text, extensions=["tables", "fenced_code", "sane_lists"])
         return re.sub(r"(?<!<pre>)<code>([^<]*)</code>", name, page)
 
     def text(self, body, where):
         return f"<div class=text>{self.markdown(body, where)}</div>" if body.strip() else ""
 
-    def pieces(self, path):
-        """Returns (directive, argument, text that follows) for each part of a chapter; the first directive is ''."""
-        pieces, fenced = [("", "", [])], False
-        for line in path.read_text().splitlines():
-            fenced ^= line.startswith("```")
-            match = None if fenced else DIRECTIVE.match(line)
-            if match and match[1] == "let":
-                name, _, code = match[2].partition(" = ")
-                self.names[name] = self.attempt(path.name, line, lambda: eval(code, self.names), None)
-                continue
-            pieces += [(match[1], match[2], [])] if match else []
-            if not match:
-                pieces[-1][2].append(line)
-        return [(kind, argument, "\n".join(lines)) for kind, argument, lines in pieces]
-
     def explain(self, notes, argument, body, where):
         """Adds an @at note to notes, {file: {line: HTML}}; line 0 if its line does not exist."""
         file, _, quoted = argument.partition(": ")
-        lines = self.sources.find(file, quoted)
+        lines = [i for i, line in enumerate(self.sources.lines.get(file, []), 1) if quoted in line]
         if len(lines) != 1:
             self.problems.append(f"{where}: {len(lines)} lines contain this text, expected 1")
-        at = notes.setdefault(self.sources.name(file), {})
-        line = lines[0] if len(lines) == 1 else 0
-        at[line] = at.get(line, "") + self.text(body, where)
+            lines = [0]
+        at = notes.setdefault(file, {})
+        at[lines[0]] = at.get(lines[0], "") + self.text(body, where)
 
     def code(self, argument, notes, where):
-        file, _, names = argument.partition(": ")
-        name = self.sources.name(file)
-        chosen, missing = self.sources.sections(name, names)
-        chosen = [section for section in chosen if section.key not in self.placed]
-        if missing or not chosen:
-            self.problems.append(f"{where}: no such file or section: {', '.join(missing) or file}, or it is placed already")
-        self.placed.update(section.key for section in chosen)
+        file, _, titles = argument.partition(": ")
+        sections = {section.title: section for section in self.sources.parts.get(file, [])}
+        chosen = [sections.get(title) for title in titles.split("; ")] if titles else [*sections.values()]
+        if not chosen or None in chosen or self.placed.intersection(chosen):
+            self.problems.append(f"{where}: no such file or section, or it is placed already")
+        chosen = [section for section in chosen if section and section not in self.placed]
+        self.placed.update(chosen)
         # The contents list the sections of train_gpt.cu, and the other files.
-        self.contents[-1][2].extend((section.id, section.title if name == "train_gpt.cu" else name)
-                                    for section in (chosen if name == "train_gpt.cu" else chosen[:1]))
-        here = notes.get(name, {})
-        return "".join([*(section.html(here, self.figures, here.pop(0, "")) for section in chosen),
-                        self.sources.comparisons(name) if name.startswith("dev/kernels/") else ""])
+        self.contents[-1][2].extend((section.id, section.title if file == "train_gpt.cu" else file)
+                                    for section in (chosen if file == "train_gpt.cu" else chosen[:1]))
+        page = "".join(section.html(notes.get(file, {}), self.figures) for section in chosen)
+        return page + self.attempt(where, "steps", lambda: self.sources.comparisons(file), "")
 
-    def links(self, argument, where):
-        entries = [entry.strip().partition(": ")[::2] for entry in argument.split("|")]
-        found = [(f"{kind} {value}", self.sources.target(kind, value)) for kind, value in entries]
-        self.problems += [f"{where}: {entry} does not exist" for entry, target in found if not target]
-        return f"<p class=links>Go on: {'; '.join(target for _, target in found if target)}</p>"
-
-    def chapter(self, number_, path):
-        pieces, notes = self.pieces(path), {}
-        title, _, first = pieces[0][2].partition("\n")
-        title = f"{number_}. {title.lstrip('# ')}"
-        self.contents.append((f"ch{number_}", title, []))
-        pieces[0] = ("", "", first)
+    def chapter(self, index, path):
+        head, *rest = re.split(r"^@(?!figure)(\w+) ?(.*)\n", path.read_text(), flags=re.M)
+        title, _, introduction = head.partition("\n")
+        title = f"{index}. {title.lstrip('# ')}"
+        self.contents.append((f"ch{index}", title, []))
+        pieces, notes = [("text", "", introduction), *zip(rest[::3], rest[1::3], rest[2::3])], {}
         for kind, argument, body in pieces:
             if kind == "at":
                 self.explain(notes, argument, body, f"{path.name}: @at {argument}")
-        parts = [f"<h1 id=ch{number_}>{html.escape(title)}</h1>"]
+            if kind == "let":
+                name, _, code = argument.partition(" = ")
+                self.names[name] = self.attempt(path.name, argument, lambda: eval(code, self.names), None)
+        parts = [f"<h1 id=ch{index}>{html.escape(title)}</h1>"]
         for kind, argument, body in pieces:
-            where = f"{path.name}: @{kind} {argument}" if kind else path.name
+            where = f"{path.name}: @{kind} {argument}"
             if kind == "question":
                 parts.append(f"<details class=question><summary>{self.markdown(argument, where)[3:-4]}</summary>"
                              f"{self.text(body, where)}</details>")
-            elif kind in ("code", "links", ""):
-                parts += [self.code(argument, notes, where) if kind == "code" else
-                          self.links(argument, where) if kind else "", self.text(body, where)]
+            elif kind in ("code", "let", "text"):
+                parts += [self.code(argument, notes, where) if kind == "code" else "", self.text(body, where)]
             elif kind != "at":
                 self.problems.append(f"{where}: unknown directive")
         return "".join(parts)
 
     def page(self):
         chapters = "".join(self.chapter(*path) for path in enumerate(sorted(FOLDER.glob("[0-9]*.md")), 1))
-        rest = [section for section in self.sources.all_sections() if section.key not in self.placed]
+        rest = [section for parts in self.sources.parts.values() for section in parts if section not in self.placed]
         if rest:
-            self.problems.append("sections in no chapter: " + ", ".join(section.key for section in rest))
+            names = ", ".join(f"{section.file}: {section.title}" for section in rest)
+            self.problems.append(f"sections in no chapter: {names}")
             self.contents.append(("rest", "Other sections", [(section.id, section.title) for section in rest]))
-            chapters += "<h1 id=rest>Other sections</h1>" + "".join(s.html({}, self.figures, "") for s in rest)
+            chapters += "<h1 id=rest>Other sections</h1>" + "".join(section.html({}, self.figures) for section in rest)
         self.contents.append(("options", "Options", []))
-        contents = "".join(f"<li><a href=#{id_}>{html.escape(title)}</a><small>" + " · ".join(
-            f"<a href=#{at}>{html.escape(name)}</a>" for at, name in sections) + "</small></li>"
+        contents = "".join(f"<p><a href=#{id_}>{html.escape(title)}</a><small>" + " · ".join(
+            f"<a href=#{at}>{html.escape(name)}</a>" for at, name in sections) + "</small></p>"
             for id_, title, sections in self.contents)
         page = (FOLDER / "page.html").read_text()
         for key, value in {"contents": contents, "chapters": chapters, "options": self.options,
@@ -246,18 +204,15 @@ def main():
                         help="the trainer, which prints the plans and options (default: ./train_gpt)")
     parser.add_argument("--strict", action="store_true", help="exit code 1 if a note, name or number does not match")
     options = parser.parse_args()
-    began = time.monotonic()
-    book = Book(Numbers(options.train_gpt))
-    page = book.page()
     try:
+        book = Book(Numbers(options.train_gpt))
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(page)
-    except OSError as error:
-        print(f"book: --out {options.out}: {error.strerror}; expected a path that can be written", file=sys.stderr)
-        return 2
+        options.out.write_text(book.page())
+    except (OSError, subprocess.CalledProcessError) as error:
+        parser.error(error)
     for words in book.problems:
         print(f"book: {words}", file=sys.stderr)
-    print(f"{options.out}: {len(page.encode()) / 1e6:.2f} MB in {time.monotonic() - began:.1f} s")
+    print(f"{options.out}: {options.out.stat().st_size / 1e6:.2f} MB")
     return 1 if options.strict and book.problems else 0
 
 

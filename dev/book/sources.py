@@ -10,17 +10,17 @@ from pygments.lexers import CudaLexer
 from pygments.token import Comment, Keyword, Name, Number, String
 
 BANNER = re.compile(r"// ==== (.+?) =+$")
-TAGS = {Comment: "i", Keyword: "b", String: "u", Number: "s"}        # short, because the page has many of them
-NOT_NAMES = {"__launch_bounds__", "__align__", "defined", "decltype", "static_assert", "sizeof"}
-# Definitions begin in the first column. (regular expression, may its name be linked without a following parenthesis?)
-DEFINITIONS = [
-    (re.compile(r"(?:template <[^{]*> )?(?:struct|class|enum class|enum|union) (?:__align__\(\w+\) )?(\w+)"), True),
-    (re.compile(r"(?:static |inline )*constexpr [\w:<>*, ]+? (\w+)(?:\[[^=]*\])? ="), True),
-    (re.compile(r"(?:static|extern) [\w:<>*, ]+[ *](\w+)(?: =|;|\[|\{)"), True),
-    (re.compile(r"using (\w+) =|typedef .* (\w+);|#define (\w+)"), True)]
-FUNCTION = re.compile(r"(\w+)\((?!\))|(\w+)\(\)")
-MEMBERS = re.compile(r"^(?:template <typename Kind> )?struct (Parameters|Activations) \{\n(.*?)^\};", re.M | re.S)
-KEYED = re.compile(r"([A-Za-z][a-z ]{1,9}?|\d) {2,}(\S.*)")
+# Short, because the page has many of them.
+TAGS = {Comment.Single: "i", Comment.Multiline: "i", Keyword: "b", String: "u", Number: "s"}
+# Definitions begin in the first column; a line with a parenthesis, a semicolon and no "=" is a declaration.
+DEFINITION = re.compile(
+    r"^(?:(?:template <[^{\n]*> )?(?:struct|class|enum class|enum|union) (?:alignas\(.*\) )?(\w+)"
+    r"|(?:static |inline )*constexpr [\w:<>*, ]+? (\w+)(?:\[[^=\n]*\])? ="
+    r"|(?:static|extern) [\w:<>*, ]+[ *](\w+)(?: =|;|\[|\{)"
+    r"|using (\w+) =|typedef .* (\w+);|#define (\w+)"
+    r"|(?![ }/#]|[^=\n]*;$).*?\b(?!__launch_bounds__|decltype|static_assert)(?P<function>\w+)\()", re.M)
+TENSORS = re.compile(r"^(?:template <typename Kind> )?struct (?:Parameters|Activations) \{\n.*?^\};", re.M | re.S)
+KEYED = re.compile(r"(\w[\w, ]{0,9}?) {2,}(\S.*)")
 CODE = re.compile(r"_|\d|[a-z][A-Z]|^[A-Z]{4,}$")
 WORD = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|[A-Za-z_]\w*\(?")
 
@@ -29,137 +29,106 @@ def escaped(words):
     return html.escape(words, quote=False)
 
 
+def side_by_side(old, new):
+    """Returns two lists of lines as the columns of a table."""
+    rows = ""
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        for left, right in itertools.zip_longest(old[a:b], new[c:d], fillvalue=""):
+            rows += f"<tr class={tag}><td>{escaped(left)}</td><td>{escaped(right)}</td></tr>"
+    return f"<table class=pair>{rows}</table>"
+
+
 class Section:
     """Lines first ... last - 1 of a source, from one banner to the next. Lines are counted from 0."""
 
     def __init__(self, library, file, title, first, last, id_):
-        self.sources, self.file, self.first, self.last, self.id = library, file, first, last, id_
-        self.title = title or file
-        self.key = f"{file}: {title}" if title else file
+        self.sources, self.file, self.title, self.first, self.last, self.id = library, file, title, first, last, id_
+        self.lines = library.lines[file]
 
     def head_of(self, line):
         """Returns the first line of the function, or other top-level code with its comment, that contains a line."""
-        lines = self.sources.lines[self.file]
-        while line > self.first and (not lines[line] or lines[line][0] in " }#" or lines[line].startswith("//")):
-            line -= 1
-        while line > self.first and lines[line - 1] and lines[line - 1][0] not in " }#":
-            line -= 1
-        return line
+        inside = [text[:1] in ("", " ", "}", "#") for text in self.lines]
+        return next((i for i in range(line, self.first, -1) if inside[i - 1] and not inside[i]), self.first)
 
-    def html(self, notes, figures, lost):
+    def html(self, notes, figures):
         """Returns rows of note, code and figures. `notes` ({line from 1: HTML}) stand above the code that they explain,
-        `lost` at the section's head."""
-        lines, above, row, rows = self.sources.lines[self.file], {}, self.first, []
+        those of line 0 at the section's head."""
+        above = {}
         for line, note in notes.items():
-            if self.first <= line - 1 < self.last:
-                above.setdefault(self.head_of(line - 1), []).append(f"<div id=n-{self.sources.id(self.file, line)}>"
-                                                                    f"{note}</div>")
-        banner = BANNER.match(lines[self.first])
+            if self.first < line <= self.last:
+                note = f"<div id=n-{self.sources.id(self.file, line)}>{note}</div>"
+                above.setdefault(self.head_of(line - 1), []).append(note)
+        comment = [line.lstrip().startswith("//") for line in self.lines]
+        starts = [i for i in range(self.first, self.last)
+                  if i == self.first or i in above or comment[i] and not comment[i - 1]]
         place = f"<small>{escaped(self.file)}</small>" if self.title != self.file else ""
-        heading = f"<h2 id={self.id}>{escaped(self.title)}{place}</h2>"
-        while row < self.last:
-            comment, code = row, row
-            while code < self.last and lines[code].lstrip().startswith("//") and (code == row or code not in above):
-                code += 1
-            end = code
-            while end < self.last and (end == row or end not in above) and not lines[end].lstrip().startswith("//"):
-                end += 1
-            end = max(end, code)
-            first = comment + 1 if banner and row == self.first else comment
-            note = self.sources.prose(lines[first:code])
-            wide = row == self.first or "<dl>" in note or "<pre>" in note
-            rows += above.get(row, [])
-            if wide:
+        rows = [f"<h2 id={self.id}>{escaped(self.title)}{place}</h2>{notes.pop(0, '')}"]
+        for start, end in zip(starts, [*starts[1:], self.last]):
+            code = next((i for i in range(start, end) if not comment[i]), end)
+            note = self.sources.prose(self.lines[start:code])
+            rows += above.get(start, [])
+            if start == self.first or "<dl>" in note or "<pre>" in note:
                 rows.append(f"<div class=banner>{note}</div>")
-            rows.append(f"<div class=row><div class=note>{'' if wide else note}</div><div class=code>"
-                        f"{self.lines_html(comment, code, 'k', notes, figures)}"
-                        f"{self.lines_html(code, end, '', notes, figures)}</div></div>")
-            row = end
-        return f"<section>{heading}{lost}{''.join(rows)}</section>"
+                note = ""
+            columns = self.code(start, code, "k", notes, figures) + self.code(code, end, "", notes, figures)
+            rows.append(f"<div class=row><div class=note>{note}</div><div class=code>{columns}</div></div>")
+        return f"<section>{''.join(rows)}</section>"
 
-    def lines_html(self, first, last, kind, notes, figures):
+    def code(self, first, last, kind, notes, figures):
         rows = []
         for line in range(first + 1, last + 1):
             id_ = self.sources.id(self.file, line)
             words, colour = figures.get((self.file, line), ("", ""))
-            data = f' data-f="{html.escape(words)}"' if words else ""
+            data = f' class="{colour}" data-f="{html.escape(words)}"' if words else ""
             mark = f"<a class=mark href=#n-{id_}></a>" if line in notes else ""
-            rows.append(f"<p id={id_}{f' class={colour}' if colour else ''}{data}>{mark}"
-                        f"{self.sources.highlighted[self.file][line - 1]}</p>")
-        return f'<div class="l {kind}" style="counter-reset:n {first}">{"".join(rows)}</div>' if rows else ""
+            rows.append(f"<p id={id_}{data}>{mark}{self.sources.highlighted[self.file][line - 1]}</p>")
+        return f'<div class="{kind}" style="counter-reset:n {first}">{"".join(rows)}</div>' if rows else ""
 
 
 class Library:
     def __init__(self, root):
         self.root = root
         paths = [root / "train_gpt.cu", *sorted(root.glob("gpt/*.cuh")), *sorted(root.glob("dev/kernels/*.cu"))]
-        self.paths = {str(path.relative_to(root)): path for path in paths}
-        self.text = {name: path.read_text() for name, path in self.paths.items()}
-        self.lines = {name: text.splitlines() for name, text in self.text.items()}
-        self.letters = {name: chr(97 + i // 26) + chr(97 + i % 26) for i, name in enumerate(self.paths)}
+        self.text = {str(path.relative_to(root)): path.read_text() for path in paths}
+        self.lines = {file: text.splitlines() for file, text in self.text.items()}
+        self.letters = {file: chr(97 + i // 26) + chr(97 + i % 26) for i, file in enumerate(self.text)}
         self.flags, self.definitions, self.members, self.free = set(), {}, {}, set()
-        for name in self.paths:
-            self.define(name)
-        for match in MEMBERS.finditer(self.text["train_gpt.cu"]):
-            line = self.text["train_gpt.cu"].count("\n", 0, match.start(2))
-            for i, row in enumerate(match[2].splitlines(), line + 1):
-                for names in re.findall(r"^ +[\w<> ]+? (\w+(?:, \w+)*);", row):
-                    self.members.update((member, ("train_gpt.cu", i)) for member in names.split(", "))
-        self.highlighted = {name: self.highlight(name) for name in self.paths}
-        self.parts = {name: self.split(name) for name in self.paths}
+        for file in self.text:
+            self.define(file)
+        self.highlighted = {file: self.highlight(file) for file in self.text}
+        self.parts = {file: self.split(file) for file in self.text}
 
     def id(self, file, line):
         return f"{self.letters[file]}{line}"
-
-    def name(self, file):
-        """Returns the path of a source from the top folder; `file` may be the end of it."""
-        return next((name for name in self.paths if f"/{name}".endswith(f"/{file}")), file)
-
-    def find(self, file, quoted):
-        """Returns the lines that contain a text, counted from 1."""
-        return [i for i, line in enumerate(self.lines.get(self.name(file), []), 1) if quoted in line]
 
     # ---- sections
 
     def split(self, file):
         lines = self.lines[file]
-        starts = [i for i, line in enumerate(lines) if BANNER.match(line)]
-        titles = [BANNER.match(lines[i])[1] for i in starts]
-        if not starts or starts[0] > 0:
-            starts, titles = [0, *starts], ["header" if starts else "", *titles]
-        return [Section(self, file, title, first, last, f"{self.letters[file]}-{i}")
-                for i, (title, first, last) in enumerate(zip(titles, starts, [*starts[1:], len(lines)]))]
-
-    def sections(self, file, names):
-        """Returns the sections of a file whose titles are in a list with commas, or all, and the titles that it lacks."""
-        parts, chosen, missing = {section.title: section for section in self.parts.get(file, [])}, [], []
-        while names:
-            title = next((title for title in parts if f"{names}, ".startswith(f"{title}, ")), None)
-            (missing if title is None else chosen).append(title or names.partition(", ")[0])
-            names = names[len(title or names.partition(", ")[0]) + 2:]
-        return [parts[title] for title in (chosen or missing or parts) if title in parts], missing
-
-    def all_sections(self):
-        return [section for parts in self.parts.values() for section in parts]
+        starts = [i for i, line in enumerate(lines) if i == 0 or BANNER.match(line)]
+        sections = []
+        for i, (first, last) in enumerate(zip(starts, [*starts[1:], len(lines)])):
+            banner = BANNER.match(lines[first])
+            title = banner[1] if banner else "header" if len(starts) > 1 else file
+            sections.append(Section(self, file, title, first, last, f"{self.letters[file]}-{i}"))
+        return sections
 
     # ---- names
 
+    def place(self, file, offset):
+        return file, self.text[file].count("\n", 0, offset) + 1
+
     def define(self, file):
-        for i, line in enumerate(self.lines[file], 1):
-            if not line or line[0] in " }/":
-                continue
-            names = [(name, free) for pattern, free in DEFINITIONS
-                     if (match := pattern.match(line)) and (name := next(filter(None, match.groups())))]
-            if not names and not line.startswith("#"):
-                names = [(name, name.endswith("_kernel")) for pair in FUNCTION.findall(line)
-                         if (name := pair[0] or pair[1]) not in NOT_NAMES][:1]
-            for name, free in names:
-                if line.rstrip().endswith(";") and line[0] != "#" and "(" in line and "=" not in line:
-                    continue                                # a declaration
-                self.definitions.setdefault(name, (file, i))
-                self.definitions.setdefault((file, name), (file, i))    # studies may have kernels of the same name
-                if free:
-                    self.free.add(name)
+        for match in DEFINITION.finditer(self.text[file]):
+            name, place = match[match.lastindex], self.place(file, match.start())
+            self.definitions.setdefault(name, place)
+            self.definitions.setdefault((file, name), place)    # studies may have kernels of the same name
+            if match.lastgroup != "function" or name.endswith("_kernel"):
+                self.free.add(name)                             # linked without a following parenthesis, too
+        for struct in TENSORS.finditer(self.text[file]):
+            for row in re.finditer(r"^ +[\w<> ]+? (\w+(?:, \w+)*);", struct[0], re.M):
+                place = self.place(file, struct.start() + row.start())
+                self.members.update(dict.fromkeys(row[1].split(", "), place))
 
     def target_of(self, word, called, member=False, file=None):
         """Returns the id of a name's definition, the one in `file` first, or None."""
@@ -168,52 +137,33 @@ class Library:
         return place and self.id(*place)
 
     def link(self, words):
-        """Returns the id that a name in backticks links to; "" if it exists without a definition here; None if it does
+        """Returns the id that a name in backticks links to, "" if it exists without a definition here, None if it does
         not exist."""
-        flag = re.match(r"--[a-z][a-z0-9-]*", words)
-        if flag:
-            return f"o-{flag[0][2:]}" if flag[0] in self.flags else None
-        if self.name(words) in self.paths:
-            return self.parts[self.name(words)][0].id
+        if flag := re.match(r"--([a-z][a-z0-9-]*)", words):
+            return f"o-{flag[1]}" if flag[1] in self.flags else None
+        if words in self.text:
+            return self.parts[words][0].id
+        if make := re.match(r'make ([\w-]+)(?: P=(\d+)| ONLY="(.*)")?', words):
+            return "" if self.can_make(*make.groups()) else None
         name = re.split(r"\.|->|::", re.sub(r"[(<\[].*", "", words))[-1]
-        if at := self.target_of(name, True, True):
-            return at
-        target = re.match(r"(?:make|issues?) ([\w-]+)", words)
-        if target and words.startswith("make"):
-            return "" if re.search(rf"^[\w\- ]*\b{target[1]}\b[\w\- ]*:", self.makefiles, re.M) else None
-        if (self.root / words.split()[0]).exists() or words in self.everything:
-            return ""
-        return None
+        exists = (self.root / words.split()[0]).exists() or words in self.everything
+        return self.target_of(name, True, True) or ("" if exists else None)
 
-    @functools.cached_property
-    def makefiles(self):
-        return "".join(path.read_text() for path in (self.root / "Makefile", *self.root.glob("dev/**/Makefile")))
+    def can_make(self, target, puzzle, test):
+        return (re.search(rf"^[\w\- ]*\b{target}\b[\w\- ]*:", self.everything, re.M)
+                and (not puzzle or any(self.root.glob(f"dev/puzzles/{int(puzzle):02}_*.cu")))
+                and (not test or f'TEST("{test}' in self.everything))
 
     @functools.cached_property
     def everything(self):
-        return "".join([*self.text.values(), *(p.read_text() for p in self.root.glob("gpt/*.[hc]*"))])
-
-    def kernel(self, name):
-        """Returns the place (file, line) of the kernel that is launched as `name`."""
-        return self.definitions.get(f"{name.split('<')[0]}_kernel")
-
-    def target(self, kind, value):
-        """Returns an entry of @links as HTML, or None if there is no such study, puzzle or test."""
-        if kind == "study" and f"dev/kernels/{value}.cu" in self.paths:
-            return f"<a href=#{self.parts[f'dev/kernels/{value}.cu'][0].id}>{value}</a>"
-        if kind == "puzzle" and list(self.root.glob(f"dev/puzzles/{int(value):02}_*.cu")):
-            return f"<code>make puzzle P={value}</code>"
-        if kind == "test" and any(f'"{value}' in path.read_text() for path in
-                                  [self.root / "test_gpt.cu", *self.root.glob("dev/tests/*.cuh")]):
-            return f"<code>make test ONLY=\"{value}\"</code>"
-        return None
+        patterns = ("Makefile", "dev/**/Makefile", "*.cu", "gpt/*.[hc]*", "dev/kernels/*.cu", "dev/tests/*.cuh")
+        return "".join(path.read_text() for pattern in patterns for path in self.root.glob(pattern))
 
     def options(self, text, markdown):
         """Returns the tables of `--help markdown` as HTML, and keeps the names of the flags."""
-        self.flags = set(re.findall(r"^\| `(--[a-z0-9-]+)", text, re.M))
+        self.flags = set(re.findall(r"^\| `--([a-z0-9-]+)", text, re.M))
         page = markdown(re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text[text.index("## "):]))
-        return re.sub(r"<td>(?:<a href=#\S+>)?<code>--([a-z0-9-]+)</code>(?:</a>)?", r"<td id=o-\1><code>--\1</code>",
-                      page)
+        return re.sub(r"<td><a href=#(o-[\w-]+)>", r"<td><a id=\1 href=#\1>", page)
 
     # ---- text
 
@@ -222,7 +172,7 @@ class Library:
         def word(match):
             name, called = match[0].rstrip("("), match[0].endswith("(")
             if name.startswith("--"):
-                return f"<a href=#o-{name[2:]}>{name}</a>" if name in self.flags else name
+                return f"<a href=#o-{name[2:]}>{name}</a>" if name[2:] in self.flags else name
             code = called or CODE.search(name) or match.string.startswith("::", match.end())    # "device" is a word
             at = self.target_of(name, True) if code else None
             return f"<a href=#{at}>{name}</a>{'(' * called}" if at else match[0]
@@ -230,116 +180,93 @@ class Library:
                        for i, part in enumerate(words.split("`")))
 
     def prose(self, comment):
-        """Returns comment lines as HTML: paragraphs, `word  text` rows and items as lists, `---- title` as a
-        heading, indented lines as they are."""
-        rows = [re.sub(r"^\s*// ?", "", line) for line in comment]
-        out, kind, indent = [], None, 0
-        for row, before in zip(rows, ["", *comment]):
-            keyed, stripped = KEYED.match(row), row.strip()
-            if not stripped:
-                kind = None
-            elif keyed and not row.startswith(" "):
-                kind, indent = "dl", keyed.start(2)
-                out.append(("dl", keyed[1], [keyed[2]]))
-            elif kind == "dl" and row.startswith(" " * indent):
-                wrapped = len(before) + 1 + len(stripped.split()[0]) > 120      # the line ended for lack of room
-                out[-1][2].append(f"{out[-1][2].pop()} {stripped}" if wrapped else row[indent:])
-            elif indent and kind != "pre" and re.match(rf" {{{indent}}}\S", row):   # a row goes on below a diagram
-                out += [] if kind == "p" else [("p", "", [])]
-                kind = "p"
-                out[-1][2].append(stripped)
+        """Returns comment lines as HTML: `---- title`, rows `word  text`, items, indented lines as they are, and
+        paragraphs. An empty line, or another kind of line, ends each of them."""
+        blocks, kind, indent, before = [], "", 0, ""       # blocks: [kind, key, text]
+        for line in comment:
+            row = re.sub(r"^\s*// ?", "", line)
+            keyed, item = KEYED.match(row), re.match(r" *- (.*)", row)
+            if not row.strip() or BANNER.match(line):
+                kind = ""
             elif row.startswith("---- "):
-                kind = None
-                out.append(("h4", "", [stripped.strip("- ")]))
-            elif kind == "item" and row.startswith("  ") and not stripped.startswith("- "):
-                out[-1][2].append(stripped)
-            elif kind != "pre" and stripped.startswith("- "):
+                kind = ""
+                blocks.append(["h4", "", row.strip("- ")])
+            elif keyed:
+                kind, indent = "dl", keyed.start(2)
+                blocks.append([kind, keyed[1], keyed[2]])
+            elif kind == "dl" and row.startswith(" " * indent):
+                full = len(before) + 1 + len(row.split()[0]) >= 120        # the line before ended for lack of room
+                blocks[-1][2] += f" {row.strip()}" if full else f"\n{row[indent:]}"
+            elif kind == "pre" and row.startswith(" "):
+                blocks[-1][2] += f"\n{row}"
+            elif item:
                 kind = "item"
-                out.append(("p", "", [f"• {stripped[2:]}"]))
-            elif row.startswith("   ") or kind == "pre" and row.startswith(" "):
-                if kind != "pre":
-                    out.append(("pre", "", []))
-                kind = "pre"
-                out[-1][2].append(row)
-            elif kind == "p":
-                out[-1][2].append(stripped)
+                blocks.append(["p", "", f"• {item[1]}"])
+            elif kind == "item" and row.startswith("  ") or kind == "p" and not row.startswith(" "):
+                blocks[-1][2] += f" {row.strip()}"
+            elif indent and re.match(rf" {{{indent}}}\S", row):                   # a row goes on below a diagram
+                kind = "dl"
+                blocks.append([kind, "", row.strip()])
             else:
-                kind = "p"
-                out.append(("p", "", [stripped]))
-        page = "".join(f"<dt>{escaped(key)}</dt><dd>{self.linked(chr(10).join(words))}</dd>" if kind == "dl" else
-                       f"<{kind}>{self.linked((chr(10) if kind == 'pre' else ' ').join(words))}</{kind}>"
-                       for kind, key, words in out)
+                kind = "pre" if row.startswith(" ") else "p"
+                blocks.append([kind, "", row])
+            before = line
+        page = "".join(f"<dt>{escaped(key)}</dt><dd>{self.linked(text)}</dd>" if kind == "dl" else
+                       f"<{kind}>{self.linked(text)}</{kind}>" for kind, key, text in blocks)
         return re.sub(r"((?:<dt>.*?</dd>)+)", r"<dl>\1</dl>", page, flags=re.S)
 
     def highlight(self, file):
         """Returns a source's lines as HTML."""
-        lines, column, before = [""], 0, ""
-        for kind, value in CudaLexer(ensurenl=False, stripnl=False).get_tokens(self.text[file]):
-            tag = next((tag for token, tag in TAGS.items() if kind in token and kind not in Comment.Preproc), "")
-            for i, part in enumerate(value.split("\n")):
-                if i:
-                    lines.append("")
-                    column = 0
-                column += len(part)
-                shown = escaped(part)
-                if kind in Name:
-                    after = self.lines[file][len(lines) - 1][column:column + 1]
-                    at = self.target_of(part, after in ("(", "<"), before.endswith((".", "->")), file)
-                    shown = f"<a href=#{at}>{shown}</a>" if at and at != self.id(file, len(lines)) else shown
-                elif tag and part.strip():
-                    shown = f"<{tag}>{shown}</{tag}>"
-                lines[-1] += shown
-                before = part.strip() or before
-        return lines[:-1] if lines[-1] == "" else lines
+        tokens = [*CudaLexer(ensurenl=False, stripnl=False).get_tokens(self.text[file])]
+        page, line, before = "", 1, ""
+        for (kind, value), (_, after) in zip(tokens, [*tokens[1:], (None, "")]):
+            shown = escaped(value)
+            tag = next((tag for token, tag in TAGS.items() if kind in token), None)
+            if kind in Name:
+                at = self.target_of(value, after[:1] in ("(", "<"), before == ".", file)
+                shown = f"<a href=#{at}>{shown}</a>" if at and at != self.id(file, line) else shown
+            elif tag:
+                shown = re.sub("(.+)", rf"<{tag}>\1</{tag}>", shown)        # a tag for each line
+            page += shown
+            line += value.count("\n")
+            before = value.strip() or before
+        return page.splitlines()
 
     # ---- steps of a study, side by side
 
     def body(self, file, name):
         """Returns a definition's lines, up to the closing brace in the first column."""
-        file, first = self.definitions.get((file, name), self.definitions.get(name))
-        lines = self.lines[file]
-        ends = lines[first - 1].rstrip().endswith(("}", ";"))
-        last = first - 1 if ends else next((i for i in range(first, len(lines)) if lines[i].startswith("}")), first)
-        start = first - 1
-        while start and lines[start - 1].startswith(("template", "__global__")):
-            start -= 1
-        return lines[start:last + 1]
+        file, line = self.definitions.get((file, name), self.definitions.get(name))
+        lines, first, end = self.lines[file], line - 1, line
+        if not lines[first].endswith(("}", ";")):
+            end = next(i for i in range(line, len(lines)) if lines[i].startswith("}")) + 1
+        while lines[first - 1].startswith(("template", "__global__")):
+            first -= 1
+        return lines[first:end]
 
     def kernels(self, file, code):
-        """Returns the kernels that a step's code launches, directly or through a launcher."""
+        """Returns the lines of the kernels that a step's code launches, directly or through a launcher."""
         found = []
         for word in re.findall(r"\w+", code):
             if word in self.definitions:
-                inside = "" if word.endswith("_kernel") else "\n".join(self.body(file, word))
-                found += [name for name in re.findall(r"\w+_kernel\b", inside or word) if name in self.definitions]
-        return list(dict.fromkeys(found))
+                inside = word if word.endswith("_kernel") else "\n".join(self.body(file, word))
+                found += [name for name in re.findall(r"\w+_kernel\b", inside) if name in self.definitions]
+        return [line for name in dict.fromkeys(found) for line in ["", *self.body(file, name)]]
 
     def comparisons(self, file):
         """Returns each step of a study next to the step before it: its call and, if they differ, its kernels."""
-        parts, before = [], None
-        for part in re.split(r"(?=^    Case c\(|\bc\.step\()", self.text[file], flags=re.M):
-            match = re.match(r'c\.step\((?:format\()?(?:"(.*?)"|(\w+)\[(\d)\])', part, re.S)
-            if not match:
-                before = None if "Case c(" in part else before
+        parts, before, text = [], None, self.text[file]
+        for match in re.finditer(r"( *)\b(?:Case c\(|c\.step\(([^\n]*\);|.*?\n\1\}\);)\n)", text, re.S):
+            if not match[2]:
+                before = None
                 continue
-            names = re.search(rf"{match[2]}\[\] = \{{(.*?)\}};", self.text[file], re.S) if match[2] else None
-            title = re.findall(r'"(.*?)"', names[1])[int(match[3])] if names else match[1]
-            depth = itertools.accumulate((c == "(") - (c == ")") for c in part[6:])
-            call = part[:8 + next(i for i, level in enumerate(depth) if level == 0)]
-            now = (title, textwrap.dedent(re.sub(r"^c", "    c", call)).splitlines(), self.kernels(file, call))
+            title, index = re.match(r'(?:format\()?(?:"(.*?)"|STEPS\[(\d)\])', match[2]).groups()
+            if index:
+                title = re.findall(r'"(.*?)"', text[text.index("STEPS[]"):])[int(index)]
+            now = title, textwrap.dedent(match[0]).splitlines(), self.kernels(file, match[0])
             if before:
-                bodies = [[*each[1], *(line for name in each[2] for line in ["", *self.body(file, name)])]
-                          if before[2] != now[2] else each[1] for each in (before, now)]
+                columns = [call if before[2] == now[2] else call + kernels for _, call, kernels in (before, now)]
                 parts.append(f"<details class=steps><summary>{escaped(before[0])} → {escaped(title)}</summary>"
-                             f"{self.side_by_side(*bodies)}</details>")
+                             f"{side_by_side(*columns)}</details>")
             before = now
         return f"<h3>Steps side by side</h3>{''.join(parts)}" if parts else ""
-
-    def side_by_side(self, old, new):
-        columns = ["", ""]
-        for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-            for side, lines in enumerate((old[a:b], new[c:d])):
-                words = "\n".join(escaped(line) for line in lines)
-                columns[side] += f"<mark>{words}</mark>\n" if tag != "equal" and lines else words + "\n" * bool(lines)
-                columns[side] += "\n" * (max(b - a, d - c) - len(lines))
-        return "<div class=pair>" + "".join(f"<pre>{column}</pre>" for column in columns) + "</div>"
