@@ -55,6 +55,20 @@ def mma_fragment(numbers):
     return picture("The lanes that hold A (16 × 16), B (16 × 8) and D (16 × 8) of mma.m16n8k16", 450, parts)
 
 
+def wgmma_fragment(numbers):
+    colours, parts = ("c4", "c2", "c3", "c5"), [text(8, 14, "D of a warpgroup, in blocks of 16 × 8"),
+                                                text(400, 14, "the red blocks; coloured: lane 9")]
+    for w, i in itertools.product(range(4), range(8)):
+        colour = "c4" if w == 0 and i < 2 else "c1" if w % 2 == 0 else "c5"
+        parts.append(box(80 + 36 * i, 24 + 64 * w, 34, 62, colour, 8 * i, f"rows {16 * w} to {16 * w + 15}"))
+    parts += [text(8, 60 + 64 * w, f"warp {w}") for w in range(4)]
+    for row, pair in itertools.product(range(16), range(8)):
+        i, lane = pair // 4 * 2 + row // 8, row % 8 * 4 + pair % 4
+        parts.append(box(400 + 44 * pair, 24 + 16 * row, 42, 15, colours[i] if lane == 9 else "c6",
+                         f"{2 * i}, {2 * i + 1}" if lane == 9 else "", f"lane {lane}: d[{2 * i}], d[{2 * i + 1}]"))
+    return picture("The accumulator of wgmma, and the registers d of one lane", 286, parts)
+
+
 def swizzle(numbers):
     parts = []
     for x, words, key in ((8, "plain: chunk c at position c", 0), (404, "swizzled: chunk c at position c ^ r", 7)):
@@ -89,6 +103,21 @@ def ring(numbers):
 # ---- formats, memory, several GPUs
 
 COLOURS = {"weights": "c1", "gradients": "c2", "master": "c3", "adam_m": "c4", "adam_v": "c5", "buffers": "c6"}
+
+
+def formats(numbers):
+    parts = [text(0, 14, "positive numbers, on a log2 axis; orange: subnormal, with fewer bits of mantissa")]
+    powers = {"E4M3": (-9, -6, 9), "E5M2": (-16, -14, 16), "FP16": (-24, -14, 16), "BF16": (-133, -126, 128),
+              "FP32": (-149, -126, 128)}    # of the smallest subnormal and normal number; all are below 2^(the last)
+
+    def at(power):
+        return 60 + (power + 150) / 280 * 700
+    for i, (name, (lowest, normal, high)) in enumerate(powers.items()):
+        y = 26 + 28 * i
+        parts += [text(0, y + 15, name), box(at(lowest), y, at(normal) - at(lowest), 20, "c2"),
+                  box(at(normal), y, at(high) - at(normal), 20, "c1"),
+                  text(at(lowest) - 4, y + 15, f"2^{lowest}", "soft", "end") if lowest > -100 else ""]
+    return picture("The range of each format", 170, parts)
 
 
 def loss_scale(numbers):
