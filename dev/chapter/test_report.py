@@ -176,7 +176,8 @@ def test_batch_size():
         "loss of batches of 2,048 after", "last loss of batches", "time of batches", "last loss of this ramp")]
     check("batch size", [
         ("clear effects", batch_part(),
-         ["in 16 to 4 steps", "No best rate is at the edge.", f"(seeds +10 % to +10 %) from that of 512. {yes}", f"16 % of the squared norm of a gradient of 512 tokens in the first eighth of training, and 68 % in the last "
+         ["in 16 to 4 steps", "No best rate is at the edge.", f"(seeds +10 % to +10 %) from that of 512. {yes}",
+          f"16 % of the squared norm of a gradient of 512 tokens in the first eighth of training, and 68 % in the last "
           f"quarter. {yes}", f"by +30 % (seeds +30 % to +30 %) from that of the best smaller batch, 1,024. {yes}",
           f"by -17 % (seeds -17 % to -17 %) from that of 512. {yes}", "1,024 to 1,024 within 5 %. The chapter: the "
           f"optimum is broad. {no}", "quarter is 1,100, 1.07 times as much. The noise scale is a good proxy here.",
