@@ -135,7 +135,7 @@ def main():
                             help=f"a trainer built with PRECISION={precision}, for the parts that need one")
     parser.add_argument("--out", default="runs/chapter", metavar="FOLDER",
                         help="folder for report.html, a PNG per figure and results.json (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="small runs: one to two minutes in total")
+    parser.add_argument("--quick", action="store_true", help="small runs: two to three minutes in total")
     options = parser.parse_args()
 
     try:

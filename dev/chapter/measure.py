@@ -61,8 +61,7 @@ WORK = {    # a column for each device
     "demo_part_rate": [2e-3, 2e-3, 1e-3],   # their learning rate
     "batches": [[512, 2048, 8192], [512 << i for i in range(7)], [512 << i for i in range(7)]],     # tokens per step
     "batch_tokens": [1 << 16, 1 << 19, 1 << 21],    # of each run that compares batches
-    "batch_rates": [[2e-3, 4e-3], [2e-3, 4e-3, 8e-3], [5e-4, 1e-3, 2e-3, 4e-3, 8e-3]],
-    "batch_micro": [8, 8, 128],             # their largest micro-batch; a CPU is not faster with more than 8
+    "batch_micro": [8, 8, 64],              # their largest micro-batch; a CPU is hardly faster with more than 8
 }
 MIN_STEPS, MAX_STEPS, WARM_UP = 3, 60, 1    # the first step includes set-up and is not counted
 SEEDS = (1, 2, 3)                           # of each demonstration
@@ -496,15 +495,16 @@ def fp8_quality(trainer, size):
 
 # ---- batch size
 
-SHAKESPEARE = str(ROOT / "data/shakespeare.txt")
+SHAKESPEARE = os.path.relpath(ROOT / "data/shakespeare.txt")
 SMALL = {"layers": 2, "heads": 4, "channels": 128, "context": 64}   # the model of make run
 EVALUATIONS = 8             # of a run, after equal numbers of tokens
 SEARCH_SEED = 4             # of the runs that select a learning rate; the compared runs have other seeds
+RATES, MAX_RATES = [2e-3, 4e-3], 6      # the first learning rates, and how many are tried at most
 RAMP = 8                    # the ramp begins with a batch that is so many times smaller, and takes half of the tokens
 
 
 def batch_size(trainer, size):
-    """The same number of tokens in batches of different sizes, each at the best of some learning rates; and a ramp."""
+    """The same number of tokens in batches of different sizes, each at its best learning rate; and a ramp."""
     trainer = copy.copy(trainer)    # the report describes the model of the original's first run
     common = {**SMALL, "tokens": size.batch_tokens, "beta2": 0.99, "sample_every": 0, "checkpoint_every": 0,
               "eval_sequences": 128}
@@ -517,18 +517,26 @@ def batch_size(trainer, size):
 
     def trained(kinds, *keys, **more):
         return demonstration(trainer, SHAKESPEARE, common, kinds, ["val_loss", *keys], **more)
-    kinds = {f"{batch} {rate}": of(batch, rate) for batch in size.batches for rate in size.batch_rates}
-    tried = {name: result["last"][0] for name, result in trained(kinds, seeds=[SEARCH_SEED]).items()}
-    best = {batch: min(size.batch_rates, key=lambda rate: tried[f"{batch} {rate}"] or math.inf)
-            for batch in size.batches}
-    kinds = {str(batch): of(batch, rate) for batch, rate in best.items()}
+
+    def rates(batch):
+        """Returns [[rate, last loss], ...], the best first. Tries more rates while the best one is at the edge."""
+        tried, more = [], RATES
+        while more and len(tried) < MAX_RATES:
+            for rate in more:
+                [result] = trained({f"{batch} {rate:g}": of(batch, rate)}, seeds=[SEARCH_SEED]).values()
+                tried.append([rate, result["last"][0]])
+            tried.sort(key=lambda each: each[1] or math.inf)
+            best, lowest, highest = (of_all(rate for rate, _ in tried) for of_all in (next, min, max))
+            more = [best / 2] if best == lowest else [best * 2] if best == highest else []
+        return tried
+    tried = {str(batch): rates(batch) for batch in size.batches}
+    kinds = {str(batch): of(batch, tried[str(batch)][0][0]) for batch in size.batches}
     ramp = {"from": max(size.batches) // RAMP, "to": max(size.batches), "tokens": size.batch_tokens // 2}
     quarter = math.log((RAMP + 1) / 2) / (2 - 2 / RAMP)     # steps for a quarter of the tokens, over those for all
     kinds["ramp"] = {**kinds[str(ramp["to"])], "batch_ramp": f"{ramp['from']}:{ramp['tokens']}",
                      "warmup": round(quarter * size.batch_tokens / ramp["to"])}
-    return {"tokens": size.batch_tokens, "batches": size.batches, "rates": size.batch_rates, "micro": size.batch_micro,
-            "tried": tried, "best": list(best.values()), "ramp": ramp,
-            "runs": trained(kinds, "tokens", "ms", "noise_scale")}
+    return {"tokens": size.batch_tokens, "batches": size.batches, "micro": size.batch_micro, "rates": tried,
+            "ramp": ramp, "runs": trained(kinds, "tokens", "ms", "noise_scale")}
 
 
 # ---- all parts

@@ -106,15 +106,15 @@ def judged(found, what, reference, above=True):
 
 
 def setup_text(results):
-    rates, steps = results["rates"], [results["tokens"] // batch for batch in results["batches"]]
-    edges = [f"{batch:,} ({rate})" for batch, rate in zip(results["batches"], results["best"])
-             if rate in (min(rates), max(rates))]
+    steps = [results["tokens"] // batch for batch in results["batches"]]
+    edges = [f"{int(batch):,} ({tried[0][0]:g})" for batch, tried in results["rates"].items()
+             if tried[0][0] in (min(tried)[0], max(tried)[0])]
     return (f"The model of make run (2 layers, 128 channels, sequences of 64 bytes) trains on {results['tokens']:,} "
             f"tokens of Shakespeare in {steps[0]:,} to {steps[-1]:,} steps, with a cosine schedule. The learning rate "
             "rises over the first quarter of the tokens; a shorter rise lets large batches stall. Each batch has the "
-            f"rate of {', '.join(map(str, rates))} that ends with the lowest loss for another seed. "
-            + (f"The best rate is at the edge for batches of {', '.join(edges)}: a better rate may exist. "
-               if edges else "No best rate is at the edge. ")
+            "rate that ends with the lowest loss for another seed; rates differ by factors of two. "
+            + (f"It is at the edge of those tried for batches of {', '.join(edges)}, so a better one may exist. "
+               if edges else "No best rate is at the edge of those tried. ")
             + f"A micro-batch has up to {results['micro']} sequences; larger batches accumulate.")
 
 
@@ -169,18 +169,19 @@ def batch_size(results, about):
         f"{ramp['to']:,} tokens over half of the tokens, at the rate of the largest batch. "
         + judged(ramped, "The last loss of this ramp", f"that of constant batches of {ramp['to']:,}", above=False)
         + f" From the best constant batch, {best:,}, it differs by {effect(ratios(grown, runs[str(best)]))}."]
-    rows = [[name, max((len(curves["ms"]) for curves in finished(run).values()), default="–"), rate,
+    rows = [[name, max((len(curves["ms"]) for curves in finished(run).values()), default="–"),
+             f"{tried[0][0]:g} ({min(tried)[0]:g} to {max(tried)[0]:g})",
              f"{mean_loss(run):.4f}", spread([*finished(run, last_loss).values()], "{:.4f}".format),
              spread([*finished(run, seconds).values()]), number(noise_scale(run, 3 / 4, 1))]
-            for (name, run), rate in zip(runs.items(), [*results["best"], results["best"][-1]])]
+            for (name, run), tried in zip(runs.items(), [*results["rates"].values(), results["rates"][str(high)]])]
 
     def said(found):
         return effect(found) + (" (measured)" if conclusive(found) else ", no conclusion (measured)")
     return Section(
         "Batch size", texts, batch_figure(results, close[-1], scales[1]),
         "Measured. Curves: the first seed. Points: the mean of the seeds, with their range; the diamond is the ramp.",
-        html_table(["batch, tokens", "steps", "learning rate", "last validation loss, mean of seeds", "median (range)",
-                    "seconds of training, median (range)", "noise scale, last quarter"], rows),
+        html_table(["batch, tokens", "steps", "learning rate (tried)", "last validation loss, mean of seeds",
+                    "median (range)", "seconds of training, median (range)", "noise scale, last quarter"], rows),
         [(f"Early loss with batches of {high:,} against {low:,}", "small batches move quickly early", said(first)),
          (f"Last loss with batches of {high:,} against {rival:,}", "large batches learn less per token", said(last)),
          (f"Time with batches of {high:,} against {low:,}", "fewer steps save optimizer time", said(time)),

@@ -166,7 +166,9 @@ def batch_part(first=(5.0, 4.0, 5.5), last=(2.2, 2.0, 2.6), grown=2.4, ms=(12, 1
                 "noise_scale": [[[step, noise[step > 3]] for step in steps if noise and batch != 512]] * 3}
     runs = {str(batch): run(batch, *each) for batch, *each in zip((512, 1024, 2048), first, last, ms)}
     return parts_batch.batch_size({
-        "tokens": 8192, "batches": [512, 1024, 2048], "rates": [1, 2, 4], "best": best, "micro": 8,
+        "tokens": 8192, "batches": [512, 1024, 2048], "micro": 8, "rates": {
+            batch: [[rate, 2.0], *([other, 3.0] for other in (1, 2, 4) if other != rate)]
+            for batch, rate in zip(runs, best)},
         "ramp": {"from": 256, "to": 2048, "tokens": 4096}, "runs": {**runs, "ramp": run(256, 5.0, grown, 10)}}, ABOUT)
 
 
@@ -176,7 +178,7 @@ def test_batch_size():
         "loss of batches of 2,048 after", "last loss of batches", "time of batches", "last loss of this ramp")]
     check("batch size", [
         ("clear effects", batch_part(),
-         ["in 16 to 4 steps", "No best rate is at the edge.", f"(seeds +10 % to +10 %) from that of 512. {yes}",
+         ["in 16 to 4 steps", "No best rate is at the edge", f"(seeds +10 % to +10 %) from that of 512. {yes}",
           f"16 % of the squared norm of a gradient of 512 tokens in the first eighth of training, and 68 % in the last "
           f"quarter. {yes}", f"by +30 % (seeds +30 % to +30 %) from that of the best smaller batch, 1,024. {yes}",
           f"by -17 % (seeds -17 % to -17 %) from that of 512. {yes}", "1,024 to 1,024 within 5 %. The chapter: the "
@@ -184,7 +186,7 @@ def test_batch_size():
           f"(seeds -7.7 % to -7.7 %) from that of constant batches of 2,048. {yes}",
           "From the best constant batch, 1,024, it differs by +20 %", "1,024 to 1,024 tokens; 1,100 ("], ["onclusion"]),
         ("the opposite", batch_part((5.5, 4, 5), (2.01, 2.01, 1.995), 2.2, (10, 11, 12), (300, 200), best=(1, 2, 4)),
-         ["at the edge for batches of 512 (1), 2,048 (4): a better", f"to -9.1 %) from that of 512. {no}",
+         ["tried for batches of 512 (1), 2,048 (4), so a", f"to -9.1 %) from that of 512. {no}",
           f"and 28 % in the last quarter. {no}", f"from that of the best smaller batch, 512. {no}",
           f"+20 %) from that of 512. {no}", f"the edge of the measured batches. Batches of 512 to 2,048 are within 1 % "
           f"of it, 512 to 2,048 within 5 %. The chapter: the optimum is broad. {yes}", "200, 0.0977 times as much. The "
@@ -203,12 +205,15 @@ def test_batch_runs():
 
     def log_of(data, options, may_stop):
         calls.append(options)
-        stopped = "step 2: loss nan" if options["lr"] == 2 else None
-        return [{"step": 1, "ms": 5, "tokens": 64, "val_loss": 9 - options["lr"]}], "", stopped
-    size = SimpleNamespace(batches=[512, 4096], batch_rates=[1, 1.5, 2], batch_tokens=65536, batch_micro=16)
+        rate, small = options["lr"], options["total_batch"] == 512
+        stopped = "step 2: loss nan" if rate > 0.01 and small else None
+        return [{"step": 1, "ms": 5, "tokens": 64, "val_loss": 9 - rate if small else 9 + rate}], "", stopped
+    size = SimpleNamespace(batches=[512, 4096], batch_tokens=65536, batch_micro=16)
     found = measure.batch_size(SimpleNamespace(log_of=log_of), size)
-    expect_equal((found["best"], [*found["runs"]], len(calls)), ([1.5, 1.5], ["512", "4096", "ramp"], 6 + 9),
-                 "batches: the finished rate with the lowest loss is the best; all seeds run with it")
+    expect_equal(([[rate for rate, _ in found["rates"][batch]] for batch in ("512", "4096")], len(calls)),
+                 ([[8e-3, 4e-3, 2e-3, 1.6e-2], [1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]], 4 + 6 + 9),
+                 "batches: rates are tried until the best finished one is not at the edge, or until there are six")
+    expect_equal({each["lr"] for each in calls[-9::3]}, {8e-3}, "all seeds run with the best rate")
     wanted = [{"seed": 4, "micro_batch": 8, "warmup": 32, "eval_every": 16, "noise_every": None},
               {"seed": 3, "micro_batch": 16, "warmup": 4, "eval_every": 2, "noise_every": 1, "batch_ramp": None},
               {"seed": 3, "micro_batch": 16, "warmup": 14, "batch_ramp": "512:32768", "total_batch": 4096}]
