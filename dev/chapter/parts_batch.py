@@ -63,10 +63,10 @@ def batch_figure(results, critical, noise):
     colors = {str(batch): matplotlib.colormaps["viridis"](i / len(batches)) for i, batch in enumerate(batches)}
     colors["ramp"] = "black"
     for name, run in results["runs"].items():
-        x, line, marker = (results["ramp"]["to"], "--", "D") if name == "ramp" else (int(name), "-", "o")
+        x, line, marker = (1.25 * results["ramp"]["to"], "--", "D") if name == "ramp" else (int(name), "-", "o")
         style = {"color": colors[name], "linestyle": line, "linewidth": 1.4}
         for curves in [*finished(run).values()][:1]:
-            tokens = dict(curves["tokens"])
+            tokens = {step: value / 1000 for step, value in curves["tokens"]}
             time = dict(zip(tokens, itertools.accumulate(ms / 1000 for _, ms in curves["ms"])))
             for axis, at in ((by_tokens, tokens), (by_time, time)):
                 axis.plot(*zip(*[(at[step], loss) for step, loss in curves["val_loss"]]), marker=".", **style)
@@ -82,10 +82,11 @@ def batch_figure(results, critical, noise):
             by_batch.text(x, 0.97, text, color="0.3", rotation=90, va="top", ha="right", fontsize=8,
                           transform=by_batch.get_xaxis_transform())
     doubling_ticks(by_batch, batches, "batch, tokens")
-    by_tokens.set(title="Validation loss against tokens", xlabel="tokens")
-    by_time.set(title="Validation loss against time", xlabel="seconds of training")
+    highest = max(run["val_loss"][0][0][1] for run in results["runs"].values())   # larger losses are spikes
+    by_tokens.set(title="Validation loss against tokens", xlabel="thousands of tokens", ylim=(None, 1.05 * highest))
+    by_time.set(title="Validation loss against time", xlabel="seconds of training", ylim=(None, 1.05 * highest))
     by_batch.set(title="Last validation loss")
-    scales.set(title="Noise scale, tokens (dotted: the batch)", xlabel="tokens", yscale="log")
+    scales.set(title="Noise scale, tokens (dotted: the batch)", xlabel="thousands of tokens", yscale="log")
     legend_below(figure, [entry(name, color, "--" if name == "ramp" else "-") for name, color in colors.items()])
     return figure
 
@@ -136,7 +137,7 @@ def optimum_texts(batches, losses, close, noise):
             "within 5 %. The chapter: the optimum is broad. "
             + (AGREES if critical >= BROAD * close[0] else f"The optimum {BEYOND}" if at_edge else CONTRADICTS))
     if not noise:
-        return [text]
+        return [text, PROXY]
     times = noise / critical
     beyond = critical == batches[-1] and times > FACTOR or critical == batches[0] and times < 1 / FACTOR
     verdict = (f"The critical batch {BEYOND}" if beyond else
@@ -185,7 +186,7 @@ def batch_size(results, about):
         [(f"Early loss with batches of {high:,} against {low:,}", "small batches move quickly early", said(first)),
          (f"Last loss with batches of {high:,} against {rival:,}", "large batches learn less per token", said(last)),
          (f"Time with batches of {high:,} against {low:,}", "fewer steps save optimizer time", said(time)),
-         (f"Batches within {percent(CLOSE)} of the best loss; noise scale", "the optimum is broad",
+         (f"Batches within {percent(CLOSE)} of the best loss; noise scale", "broad; large models: 4 to 60 M tokens",
           f"{close[0]:,} to {close[-1]:,} tokens; {number(scales[1])} (measured)"),
          (f"Last loss of a ramp against constant batches of {high:,}", "DeepSeek-V3's batch grew 5 times",
           said(ramped))])

@@ -197,7 +197,7 @@ def test_batch_size():
          ["proxy here", "squared norm of"]),
         ("no noise scale, one seed", batch_part(noise=(), stopped=(0, 2)),
          ["noise scale is not known", "about the last loss of this ramp: there was only one seed",
-          "+30 % (seeds +30 % to +30 %), no conclusion (measured)"], [yes, "proxy here"])])
+          "Merrill", "+30 % (seeds +30 % to +30 %), no conclusion (measured)"], [yes, "proxy here"])])
 
 
 def test_batch_runs():
