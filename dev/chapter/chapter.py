@@ -19,6 +19,7 @@ try:
     from figures import html_table, number, plural, pyplot
 except ImportError as error:
     sys.exit(f"chapter: {error}: pip install matplotlib, or apt install python3-matplotlib")
+import parts_batch
 import parts_formats
 import parts_parallel
 import parts_single
@@ -55,6 +56,7 @@ from runs on the device above. In every figure a red dashed line shows the chapt
 """
 PLAYBOOK = "https://huggingface.co/spaces/nanotron/ultrascale-playbook"
 SOURCES = {     # the chapter's section for each part; its address is the title in lower case
+    "batch_size": "First steps: training on one GPU",
     "state": "Memory usage in Transformers", "activations": "Activations memory",
     "timeline": "Profiling the memory usage", "recomputation": "Activation recomputation",
     "accumulation": "Gradient accumulation", "data_parallel": "Data parallelism",
@@ -64,7 +66,7 @@ SOURCES = {     # the chapter's section for each part; its address is the title 
 
 def drawn(name, results, about):
     """Returns the Section of one part."""
-    module = next(part for part in (parts_single, parts_parallel, parts_formats) if hasattr(part, name))
+    module = next(part for part in (parts_batch, parts_single, parts_parallel, parts_formats) if hasattr(part, name))
     return getattr(module, name)(results, about)
 
 
@@ -133,7 +135,7 @@ def main():
                             help=f"a trainer built with PRECISION={precision}, for the parts that need one")
     parser.add_argument("--out", default="runs/chapter", metavar="FOLDER",
                         help="folder for report.html, a PNG per figure and results.json (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="small runs: one to two minutes in total")
+    parser.add_argument("--quick", action="store_true", help="small runs: two to three minutes in total")
     options = parser.parse_args()
 
     try:

@@ -3,6 +3,7 @@
 Each function in SECTIONS measures one part of the report. chapter.py writes the report.
 """
 import array
+import copy
 import json
 import math
 import os
@@ -58,6 +59,9 @@ WORK = {    # a column for each device
     "demo_parts": [4, 8, 16],               # micro-batches per step where the magnitude of gradients matters
     "demo_part_steps": [60, 120, 300],      # number of such steps
     "demo_part_rate": [2e-3, 2e-3, 1e-3],   # their learning rate
+    "batches": [[512, 2048, 8192], [512 << i for i in range(7)], [512 << i for i in range(7)]],     # tokens per step
+    "batch_tokens": [1 << 16, 1 << 19, 1 << 21],    # of each run that compares batches
+    "batch_micro": [8, 8, 64],              # their largest micro-batch; a CPU is hardly faster with more than 8
 }
 MIN_STEPS, MAX_STEPS, WARM_UP = 3, 60, 1    # the first step includes set-up and is not counted
 SEEDS = (1, 2, 3)                           # of each demonstration
@@ -418,11 +422,11 @@ def last_loss(curves):
     return losses[-1] if "val_loss" in curves else statistics.median(losses[-max(1, len(losses) // 10):])
 
 
-def demonstration(program, data, options, kinds, keys):
+def demonstration(program, data, options, kinds, keys, seeds=SEEDS):
     """Runs all kinds with the same data and seeds; they differ in some options. Returns {name: figures}: for each of
     `keys` the log's values by step and seed; `ratios`: the last losses of finished runs over the first kind's."""
     results = {name: {"last": [], "stopped": [], **{key: [] for key in keys}} for name in kinds}
-    for seed in SEEDS:
+    for seed in seeds:
         for name, more in kinds.items():
             print(f"  {name}, seed {seed}", file=sys.stderr)
             records, _, stopped = program.log_of(data, {**options, "seed": seed, **more}, may_stop=True)
@@ -489,9 +493,55 @@ def fp8_quality(trainer, size):
     return read_json(FP8_QUALITY)
 
 
+# ---- batch size
+
+SHAKESPEARE = os.path.relpath(ROOT / "data/shakespeare.txt")
+SMALL = {"layers": 2, "heads": 4, "channels": 128, "context": 64}   # the model of make run
+EVALUATIONS = 8             # of a run, after equal numbers of tokens
+SEARCH_SEED = 4             # of the runs that select a learning rate; the compared runs have other seeds
+RATES, MAX_RATES = [2e-3, 4e-3], 6      # the first learning rates, and how many are tried at most
+RAMP = 8                    # the ramp begins with a batch that is so many times smaller, and takes half of the tokens
+
+
+def batch_size(trainer, size):
+    """The same number of tokens in batches of different sizes, each at its best learning rate; and a ramp."""
+    trainer = copy.copy(trainer)    # the report describes the model of the original's first run
+    common = {**SMALL, "tokens": size.batch_tokens, "beta2": 0.99, "sample_every": 0, "checkpoint_every": 0,
+              "eval_sequences": 128}
+
+    def of(batch, rate):
+        steps, micro = size.batch_tokens // batch, min(size.batch_micro, batch // SMALL["context"])
+        options = {"total_batch": batch, "micro_batch": micro, "lr": rate, "warmup": steps // 4,
+                   "eval_every": max(1, steps // EVALUATIONS)}
+        return {**options, "noise_every": 1} if micro * SMALL["context"] < batch else options
+
+    def trained(kinds, *keys, **more):
+        return demonstration(trainer, SHAKESPEARE, common, kinds, ["val_loss", *keys], **more)
+
+    def rates(batch):
+        """Returns [[rate, last loss], ...], the best first. Tries more rates while the best one is at the edge."""
+        tried, more = [], RATES
+        while more and len(tried) < MAX_RATES:
+            for rate in more:
+                [result] = trained({f"{batch} {rate:g}": of(batch, rate)}, seeds=[SEARCH_SEED]).values()
+                tried.append([rate, result["last"][0]])
+            tried.sort(key=lambda each: each[1] or math.inf)
+            best, lowest, highest = (of_all(rate for rate, _ in tried) for of_all in (next, min, max))
+            more = [best / 2] if best == lowest else [best * 2] if best == highest else []
+        return tried
+    tried = {str(batch): rates(batch) for batch in size.batches}
+    kinds = {str(batch): of(batch, tried[str(batch)][0][0]) for batch in size.batches}
+    ramp = {"from": max(size.batches) // RAMP, "to": max(size.batches), "tokens": size.batch_tokens // 2}
+    quarter = math.log((RAMP + 1) / 2) / (2 - 2 / RAMP)     # steps for a quarter of the tokens, over those for all
+    kinds["ramp"] = {**kinds[str(ramp["to"])], "batch_ramp": f"{ramp['from']}:{ramp['tokens']}",
+                     "warmup": round(quarter * size.batch_tokens / ramp["to"])}
+    return {"tokens": size.batch_tokens, "batches": size.batches, "micro": size.batch_micro, "rates": tried,
+            "ramp": ramp, "runs": trained(kinds, "tokens", "ms", "noise_scale")}
+
+
 # ---- all parts
 
-SECTIONS = [state, activations, timeline, recomputation, accumulation, data_parallel, tensor_parallel,
+SECTIONS = [batch_size, state, activations, timeline, recomputation, accumulation, data_parallel, tensor_parallel,
             formats, failures, fp8_quality]
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import fp8_quality
 import measure
+import parts_batch
 import parts_formats
 import parts_parallel
 import parts_single
@@ -147,6 +148,77 @@ def test_accumulation():
          ["One sequence at a time takes 1.50 times as long here as 8", "10.0 MB for one", "80.0 MB for 8"], []),
         ("busy machine: no conclusion, but losses are compared", made([150, 90, 149], [100, 140, 99]),
          ["No conclusion about the time of one sequence", "losses differ by at most 3e-06"], ["times as long"])])
+
+
+# ---- batch size
+
+def batch_part(first=(5.0, 4.0, 5.5), last=(2.2, 2.0, 2.6), grown=2.4, ms=(12, 11, 10), noise=(100, 1100), spread=1e-4,
+               best=(2, 2, 2), stopped=()):
+    """The section for batches of 512, 1,024 and 2,048: losses after an eighth of 8,192 tokens and at the end, the time
+    of 1,024 tokens, the noise scale in the first eighth and later. The largest batch has the lowest loss and time for
+    the seed for which the others have the highest."""
+    def run(batch, first, last, ms):
+        factors, steps = [1 - spread, 1, 1 + spread][::-1 if batch == 2048 else 1], range(1, 9)
+        return {"last": [None if seed in stopped else last * factor for seed, factor in enumerate(factors)],
+                "val_loss": [[[1, first * factor], [8, last * factor]] for factor in factors],
+                "tokens": [[[step, 1024 * step] for step in steps]] * 3,
+                "ms": [[[step, ms * factor + 100 * (step == 4)] for step in steps] for factor in factors],
+                "noise_scale": [[[step, noise[step > 3]] for step in steps if noise and batch != 512]] * 3}
+    runs = {str(batch): run(batch, *each) for batch, *each in zip((512, 1024, 2048), first, last, ms)}
+    return parts_batch.batch_size({
+        "tokens": 8192, "batches": [512, 1024, 2048], "micro": 8, "rates": {
+            batch: [[rate, 2.0], *([other, 3.0] for other in (1, 2, 4) if other != rate)]
+            for batch, rate in zip(runs, best)},
+        "ramp": {"from": 256, "to": 2048, "tokens": 4096}, "runs": {**runs, "ramp": run(256, 5.0, grown, 10)}}, ABOUT)
+
+
+def test_batch_size():
+    yes, no = parts_batch.AGREES, parts_batch.CONTRADICTS
+    unknown = [f"No conclusion about the {what}" for what in (
+        "loss of batches of 2,048 after", "last loss of batches", "time of batches", "last loss of this ramp")]
+    check("batch size", [
+        ("clear effects", batch_part(),
+         ["in 16 to 4 steps", "No best rate is at the edge", f"(seeds +10 % to +10 %) from that of 512. {yes}",
+          f"16 % of the squared norm of a gradient of 512 tokens in the first eighth of training, and 68 % in the last "
+          f"quarter. {yes}", f"by +30 % (seeds +30 % to +30 %) from that of the best smaller batch, 1,024. {yes}",
+          f"by -17 % (seeds -17 % to -17 %) from that of 512. {yes}", "1,024 to 1,024 within 5 %. The chapter: the "
+          f"optimum is broad. {no}", "quarter is 1,100, 1.07 times as much. The noise scale is a good proxy here.",
+          f"(seeds -7.7 % to -7.7 %) from that of constant batches of 2,048. {yes}",
+          "From the best constant batch, 1,024, it differs by +20 %", "1,024 to 1,024 tokens; 1,100 ("], ["onclusion"]),
+        ("the opposite", batch_part((5.5, 4, 5), (2.01, 2.01, 1.995), 2.2, (10, 11, 12), (300, 200), best=(1, 2, 4)),
+         ["tried for batches of 512 (1), 2,048 (4), so a", f"to -9.1 %) from that of 512. {no}",
+          f"and 28 % in the last quarter. {no}", f"from that of the best smaller batch, 512. {no}",
+          f"+20 %) from that of 512. {no}", f"the edge of the measured batches. Batches of 512 to 2,048 are within 1 % "
+          f"of it, 512 to 2,048 within 5 %. The chapter: the optimum is broad. {yes}", "200, 0.0977 times as much. The "
+          f"noise scale is a poor proxy here.", f"+10 %) from that of constant batches of 2,048. {no}"], []),
+        ("seeds that differ by more than the effects", batch_part(spread=0.2), unknown, []),
+        ("the optimum at the edge", batch_part(last=(2.3, 2.1, 2.0), noise=(-5, 9000)),
+         ["The optimum may lie beyond", "4.39 times as much. The critical batch may lie beyond", "is not known"],
+         ["proxy here", "squared norm of"]),
+        ("no noise scale, one seed", batch_part(noise=(), stopped=(0, 2)),
+         ["noise scale is not known", "about the last loss of this ramp: there was only one seed",
+          "Merrill", "+30 % (seeds +30 % to +30 %), no conclusion (measured)"], [yes, "proxy here"])])
+
+
+def test_batch_runs():
+    calls = []
+
+    def log_of(data, options, may_stop):
+        calls.append(options)
+        rate, small = options["lr"], options["total_batch"] == 512
+        stopped = "step 2: loss nan" if rate > 0.01 and small else None
+        return [{"step": 1, "ms": 5, "tokens": 64, "val_loss": 9 - rate if small else 9 + rate}], "", stopped
+    size = SimpleNamespace(batches=[512, 4096], batch_tokens=65536, batch_micro=16)
+    found = measure.batch_size(SimpleNamespace(log_of=log_of), size)
+    expect_equal(([[rate for rate, _ in found["rates"][batch]] for batch in ("512", "4096")], len(calls)),
+                 ([[8e-3, 4e-3, 2e-3, 1.6e-2], [1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]], 4 + 6 + 9),
+                 "batches: rates are tried until the best finished one is not at the edge, or until there are six")
+    expect_equal({each["lr"] for each in calls[-9::3]}, {8e-3}, "all seeds run with the best rate")
+    wanted = [{"seed": 4, "micro_batch": 8, "warmup": 32, "eval_every": 16, "noise_every": None},
+              {"seed": 3, "micro_batch": 16, "warmup": 4, "eval_every": 2, "noise_every": 1, "batch_ramp": None},
+              {"seed": 3, "micro_batch": 16, "warmup": 14, "batch_ramp": "512:32768", "total_batch": 4096}]
+    expect_equal([{key: calls[at].get(key) for key in each} for at, each in zip((0, -2, -1), wanted)], wanted,
+                 "options of a batch of one micro-batch, of several, and of the ramp")
 
 
 # ---- several processes
