@@ -506,7 +506,7 @@ RAMP = 8                    # the ramp begins with a batch that is so many times
 def batch_size(trainer, size):
     """The same number of tokens in batches of different sizes, each at its best learning rate; and a ramp."""
     trainer = copy.copy(trainer)    # the report describes the model of the original's first run
-    common = {**SMALL, "tokens": size.batch_tokens, "beta2": 0.99, "sample_every": 0, "checkpoint_every": 0,
+    common = {**SMALL, "tokens": size.batch_tokens, "sample_every": 0, "checkpoint_every": 0,
               "eval_sequences": 128}
 
     def of(batch, rate):
