@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 read -ra seeds <<<"${SEEDS:-1 2 3}"
 out=${OUT:-runs/experiment-$(date +%Y%m%d-%H%M%S)}
 options=${OPTIONS:---data data/shakespeare.txt --layers 2 --heads 4 --channels 128 --context 64 --micro-batch 8 --lr 4e-3
-    --min-lr 1e-4 --warmup 50 --beta2 0.99}
+    --min-lr 1e-4 --warmup 0.05 --beta2 0.99}
 [[ " $options $1 $2 " =~ " --"(steps|tokens|minutes)[\ =] ]] ||
     options+=" --minutes $(awk "BEGIN { print ${MINUTES:-5} / (2 * ${#seeds[@]}) }")"
 mkdir -p "$out"
