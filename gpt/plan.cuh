@@ -135,13 +135,6 @@ void require_noise_scale(const Options& o, const Setup& s) {
                         "--total-batch %zu or more, or a smaller --micro-batch", o.noise_every, 2 * s.N());
 }
 
-// Returns the largest divisor of n that is at most `most`, or 0 if most is 0.
-long largest_divisor(long n, long most) {
-    long divisor = std::min(n, most);
-    while (divisor > 0 && n % divisor != 0) divisor--;
-    return divisor;
-}
-
 constexpr int FP8_ROWS = 16;   // cuBLASLt: the rows that FP8 weight gradients sum over are a multiple of this
 
 // Returns the smallest micro-batch; others are multiples of it.
@@ -152,8 +145,10 @@ int least_micro_batch(const Setup& s) {
 // Returns the largest valid micro-batch up to `most` that divides each GPU's part of the total batch, or 0.
 int valid_micro_batch(const Options& o, const Setup& s, int most) {
     const int least = least_micro_batch(s);
-    const long batch = std::gcd(o.total_batch, o.batch_ramp.from), sequences = batch / (long{s.T} * s.data());
-    return least * (batch ? largest_divisor(sequences / least, most / least) : most / least);
+    const long batch = std::gcd(o.total_batch, o.batch_ramp.from), sequence = long{s.T} * s.data();
+    int B = most / least * least;
+    while (B > 0 && batch % (B * sequence) != 0) B -= least;
+    return B;
 }
 
 // Returns the largest valid micro-batch that fits with a margin, or the smallest one if none fits.
