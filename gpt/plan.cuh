@@ -559,7 +559,7 @@ json layout_record(const Options& o, const Setup& s, size_t memory) {
 // those of one machine. Layouts whose times differ by rounding only are sorted by recomputation, then by bytes sent.
 json scan_records(const Options& o, Setup s, size_t memory) {
     auto excluded = [&](const char* flag, bool differs) { return o.given.count(flag) && differs; };
-    const bool largest = o.micro_batch == AUTO;
+    const size_t usable = without_margin(memory);
     const int most = s.gpus;
     std::vector<std::array<int, 2>> grids;   // GPUs, and GPUs in a tensor group
     std::vector<int> tensors = {1, 2, 4, 8};
@@ -576,14 +576,12 @@ json scan_records(const Options& o, Setup s, size_t memory) {
             for (const auto& [name, mode] : RECOMPUTE_NAMES) {
                 s.recompute = mode;
                 s.head_rows = HEAD_ROWS;
-                s.B = largest ? 1 : o.micro_batch;
                 if (excluded("--zero", gpus > 1 && s.zero != o.zero) || excluded("--recompute", mode != o.recompute))
                     continue;
-                if (o.total_batch % (long(s.N()) * s.data()) != 0) continue;
-                if (largest) s.B = auto_micro_batch(o, s, memory);
-                if (o.total_batch % (long(s.N()) * s.data()) != 0) continue;
+                if (o.micro_batch == AUTO) s.B = valid_micro_batch(o, s, largest_micro_batch(s, usable));
+                if (s.B == 0 || o.total_batch % (long(s.N()) * s.data()) != 0) continue;
                 s.head_rows = training_head_rows(s, memory);
-                if (plan(s).total > without_margin(memory)) continue;
+                if (plan(s).total > usable) continue;
                 const json record = layout_record(o, s, memory);
                 const double time = std::log(double(record["step"]["seconds"])), sent = record["bytes_sent"];
                 sorted.emplace(std::tuple{gpus, std::llround(1e6 * time), int(mode), sent}, record);
