@@ -44,9 +44,9 @@ double measure_peak() {
 
 // Sets device.peak_flops and its source.
 void find_peak(const Options& o) {
-    const Peak* peak = o.peak == PeakSource::TABLE ? std::begin(PEAKS) : std::end(PEAKS);
-    while (peak != std::end(PEAKS) && !strstr(device.properties.name, peak->name)) peak++;
-    const bool listed = peak != std::end(PEAKS);
+    const Peak* peak = std::find_if(std::begin(PEAKS), std::end(PEAKS),
+                                    [](const Peak& p) { return strstr(device.properties.name, p.name); });
+    const bool listed = o.peak == PeakSource::TABLE && peak != std::end(PEAKS);
     device.peak_flops = !listed ? measure_peak() : 1e12 * (FLOATX == DType::FP32 ? peak->fp32 : peak->half);
     device.peak_source = listed ? format("data sheet of %s", peak->name) : "measured matmul";
 }
@@ -201,8 +201,7 @@ void require_consistent(const Setup& s) {
         throw UserError("--grad-dtype %s: expected weights in %s, found %s; make PRECISION=%s, or plan --precision %s",
                         name, name, name_of(s.precision), name, name);
     }
-    const bool fp8 = s.matmul != MatmulIn::FLOATX;
-    if (fp8 && s.precision != DType::BF16)
+    if (s.matmul != MatmulIn::FLOATX && s.precision != DType::BF16)
         throw UserError("--matmul fp8: expected weights in bf16, found %s; make PRECISION=bf16, or plan --precision "
                         "bf16", name_of(s.precision));
     if (s.matmul == MatmulIn::FP8_ALL && s.N() % FP8_ROWS != 0)
@@ -525,9 +524,7 @@ double flops_of(const Options& o) {
 
 // Returns the bytes of weights, gradients, master weights and moments on one GPU, which ZeRO shards.
 size_t state_bytes(const Plan& p) {
-    size_t bytes = 0;
-    for (int category = 0; category <= static_cast<int>(Category::ADAM_V); category++) bytes += p.bytes[category];
-    return bytes;
+    return std::accumulate(p.bytes, p.bytes + static_cast<int>(Category::ADAM_V) + 1, size_t{0});
 }
 
 // Returns a layout's memory on each GPU, the bytes each GPU sends in a step and, with --bandwidth, the time of a step.
