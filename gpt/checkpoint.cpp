@@ -399,8 +399,10 @@ std::string resume_hint(const std::string& out, const std::string& message) {
 
 // ---- start of a run -----------------------------------------------------------------------------
 
-// Creates the folder --out. Throws UserError if it is not readable and writable, or if there is no run to resume.
-static void open_run_folder(const std::string& out, bool resume) {
+// Creates the folder --out, and locks it until the process ends or crashes; the lock has no effect on a file system
+// without locks. Throws UserError if the folder is not readable and writable, if another run has locked it, or if there
+// is no run to resume.
+static Descriptor open_run_folder(const std::string& out, bool resume) {
     std::error_code error;
     if (exists(out) && !fs::is_directory(out, error))
         throw UserError("--out %s: is a file, expected a folder", out.c_str());
@@ -409,10 +411,6 @@ static void open_run_folder(const std::string& out, bool resume) {
     if (!error && access(out.c_str(), R_OK | W_OK | X_OK) != 0) error = {errno, std::generic_category()};
     if (error)
         throw UserError("--out %s: cannot be read and written: %s", out.c_str(), error.message().c_str());
-}
-
-// Locks a run folder until the process ends or crashes. Has no effect on a file system without locks.
-static Descriptor lock_folder(const std::string& out) {
     Descriptor folder(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder >= 0 && flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         throw UserError("--out %s: another run is writing there", out.c_str());
@@ -425,8 +423,7 @@ Start find_start_in_folder(const Options& o) {
         if (o.resume) throw UserError("--resume needs --out DIR, the folder of the run to resume");
         return start;
     }
-    open_run_folder(o.out, o.resume);
-    start.lock = std::make_shared<Descriptor>(lock_folder(o.out));
+    start.lock = std::make_shared<Descriptor>(open_run_folder(o.out, o.resume));
     const auto checkpoints = list_checkpoints(o.out);
     const bool has_log = exists(o.out + "/log.jsonl");
     if (!o.resume && (has_log || !checkpoints.empty()))
