@@ -8,7 +8,6 @@
 #include <iterator>
 #include <numeric>
 #include <queue>
-#include <set>
 #include <sstream>
 #include <utility>
 
@@ -26,14 +25,6 @@ std::vector<std::string> byte_alphabet() {
 
 // ---- words --------------------------------------------------------------------------------------
 
-// Returns GPT-2's pattern. White space is Unicode's property White_Space, written out because PCRE2's \s also matches
-// U+180E.
-static std::string word_pattern() {
-    const std::string white = R"(\t-\r\x{85}\p{Z})";
-    return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" + white + R"(\p{L}\p{N}]+|[)" + white + "]+(?![^" +
-           white + "])|[" + white + "]+";
-}
-
 // Returns text as valid UTF-8, which PCRE2 requires. Each byte outside a character becomes U+0001, which has the same
 // length and is neither a letter nor a number nor white space.
 static std::string valid_utf8(std::string_view text) {
@@ -45,7 +36,12 @@ static std::string valid_utf8(std::string_view text) {
     return valid;
 }
 
-static std::shared_ptr<pcre2_code> compile(const std::string& pattern) {
+// Compiles GPT-2's pattern. White space is Unicode's property White_Space, written out because PCRE2's \s also matches
+// U+180E.
+static std::shared_ptr<pcre2_code> compile_word_pattern() {
+    const std::string white = R"(\t-\r\x{85}\p{Z})";
+    const std::string pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" + white + R"(\p{L}\p{N}]+|[)" +
+                                white + "]+(?![^" + white + "])|[" + white + "]+";
     int error;
     PCRE2_SIZE at;
     const std::shared_ptr<pcre2_code> code(
@@ -57,7 +53,7 @@ static std::shared_ptr<pcre2_code> compile(const std::string& pattern) {
 }
 
 void for_each_word(std::string_view text, const std::function<void(std::string_view)>& visit) {
-    static const std::shared_ptr<pcre2_code> code = compile(word_pattern());
+    static const std::shared_ptr<pcre2_code> code = compile_word_pattern();
     const std::string valid = valid_utf8(text);
     const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> match(
         pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
@@ -151,10 +147,6 @@ int Tokenizer::added(const std::string& text) const {
     for (int token : added_)
         if (bytes_[token] == text) return token;
     return -1;
-}
-
-bool Tokenizer::is_special(int token) const {
-    return std::find(special_.begin(), special_.end(), token) != special_.end();
 }
 
 // ---- reading files ------------------------------------------------------------------------------
@@ -257,7 +249,7 @@ private:
             if (known != id) fail(format("token '%s' has two ids, %d and %d", text.c_str(), known, id));
             t_.added_.push_back(id);
             t_.begins_added_[static_cast<unsigned char>(text[0])] = true;
-            if (entry.value("special", false)) t_.special_.push_back(id);
+            if (entry.value("special", false)) t_.special_.insert(id);
         }
         number_tokens();
         for (const json& entry : added) t_.bytes_[entry.at("id").get<int>()] = entry.at("content");

@@ -18,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -57,7 +58,7 @@ public:
     // Returns the added token with this text, or -1.
     int added(const std::string& text) const;
     // Returns whether a token is special, such as <|endoftext|>.
-    bool is_special(int token) const;
+    bool is_special(int token) const { return special_.count(token); }
 
 private:
     friend class TokenizerFile;
@@ -67,7 +68,8 @@ private:
     int added_at(std::string_view text) const;
 
     std::vector<std::string> bytes_;   // of each token
-    std::vector<int> byte_tokens_, added_, special_, before_, after_;   // added_: longest first
+    std::vector<int> byte_tokens_, added_, before_, after_;   // added_: longest first
+    std::set<int> special_;
     std::bitset<256> begins_added_;   // per byte: whether an added token begins with it
     std::unordered_map<uint64_t, Merge> merges_;
 };
