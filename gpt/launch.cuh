@@ -10,11 +10,9 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -221,22 +219,18 @@ std::string first_host(const std::string& list) {
 // variables.
 void find_address(const Launcher& launcher) {
     const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *nodes = getenv("SLURM_STEP_NODELIST");
-    const bool by_torchrun = &launcher == &TORCHRUN, needs_both = by_torchrun || address || port;
+    const bool several_machines = world.of_machine < world.size;
+    const bool needs_both = &launcher == &TORCHRUN || address || port || (several_machines && !nodes);
     if (needs_both && !(address && port))
-        throw UserError("%s is not set: expected MASTER_ADDR and MASTER_PORT, where rank 0 listens, because %s is set",
-                        address ? "MASTER_PORT" : "MASTER_ADDR",
-                        by_torchrun ? "RANK" : address ? "MASTER_ADDR" : "MASTER_PORT");
+        throw UserError("%s is not set: expected both MASTER_ADDR and MASTER_PORT, where rank 0 of %zu listens",
+                        address ? "MASTER_PORT" : "MASTER_ADDR", world.size);
     if (address) {
         const char* agent = getenv("TORCHELASTIC_USE_AGENT_STORE");   // if True, torchrun itself listens on MASTER_PORT
         world.address = address;
         world.port = std::to_string(number_in("MASTER_PORT", launcher) + (agent && agent == std::string("True")));
         return;
     }
-    if (world.of_machine < world.size) {
-        if (!nodes) throw UserError("MASTER_ADDR is not set: %zu ranks on several machines need MASTER_ADDR and "
-                                    "MASTER_PORT, where rank 0 listens", world.size);
-        world.address = first_host(nodes);
-    }
+    if (several_machines) world.address = first_host(nodes);
     constexpr size_t FIRST_PORT = 20000, PORTS = 10000;   // below the range of ephemeral ports
     std::string job = std::to_string(getppid());          // all ranks of a machine have the same parent
     for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
