@@ -139,10 +139,6 @@ Tokenizer::Tokenizer() : byte_tokens_(BYTE_VOCAB) {
     for (int byte : byte_tokens_) bytes_.push_back(std::string(1, static_cast<char>(byte)));
 }
 
-bool Tokenizer::is_bytes() const {
-    return bytes_ == Tokenizer().bytes_ && added_.empty() && before_.empty() && after_.empty();
-}
-
 int Tokenizer::added(const std::string& text) const {
     for (int token : added_)
         if (bytes_[token] == text) return token;
@@ -315,13 +311,7 @@ private:
     std::unordered_map<std::string, int> ids_;   // by the token's text in the file
 };
 
-bool Tokenizer::is_in(const std::string& dir) {
-    return exists(dir + "/tokenizer.json") || exists(dir + "/vocab.json");
-}
-
-Tokenizer::Tokenizer(const std::string& dir) {
-    TokenizerFile(*this, dir);
-}
+Tokenizer::Tokenizer(const std::string& dir) { TokenizerFile(*this, dir); }
 
 // ---- tokens as text -----------------------------------------------------------------------------
 
@@ -350,14 +340,6 @@ std::vector<int> Text::encode(const std::string& text) const {
     std::vector<int> tokens = tokenizer_->before();
     for (int token : tokenizer_->encode(text)) tokens.push_back(token);
     return tokens;
-}
-
-std::string Text::decode(int token) const {
-    return tokenizer_ ? tokenizer_->decode(token) : format("%d ", token);
-}
-
-size_t Text::bytes_of(int token) const {
-    return tokenizer_ && !tokenizer_->is_special(token) ? tokenizer_->decode(token).size() : 0;
 }
 
 int Text::first() const {
