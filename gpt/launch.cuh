@@ -565,15 +565,11 @@ bool has_tensor_cores(TensorCores kind) {
 }
 
 TensorCores choose_tensor_cores(TensorCores wanted) {
-    if (wanted == TensorCores::AUTO) {   // on a CPU the portable kernels are faster
-        if (device.is_cpu()) return TensorCores::NONE;
-        return has_tensor_cores(TensorCores::WGMMA) ? TensorCores::WGMMA
-               : has_tensor_cores(TensorCores::MMA) ? TensorCores::MMA : TensorCores::NONE;
-    }
-    if (!has_tensor_cores(wanted))
-        throw UserError("--tensor-cores %s: not available on %s in %s; expected auto, which takes the best available",
-                        name_of(wanted), device.properties.name, name_of(FLOATX));
-    return wanted;
+    if (wanted == TensorCores::AUTO && device.is_cpu()) return TensorCores::NONE;   // the portable kernels are faster
+    for (TensorCores kind : {TensorCores::WGMMA, TensorCores::MMA, TensorCores::NONE})
+        if ((wanted == TensorCores::AUTO || wanted == kind) && has_tensor_cores(kind)) return kind;
+    throw UserError("--tensor-cores %s: not available on %s in %s; expected auto, which takes the best available",
+                    name_of(wanted), device.properties.name, name_of(FLOATX));
 }
 
 // Returns why no device can be used; empty if one can. driver: the CUDA version that the driver supports, such as
