@@ -280,14 +280,8 @@ bool receive(int fd, Message& m) {
     return recv(fd, &m, sizeof(m), MSG_WAITALL) == sizeof(m) && memcmp(m.magic, Message().magic, sizeof(m.magic)) == 0;
 }
 
-// Limits the time that sending and receiving on the socket may block.
-void limit_time(int fd, double seconds) {
-    const timeval limit = {static_cast<time_t>(seconds) + 1, 0};
-    for (int kind : {SO_SNDTIMEO, SO_RCVTIMEO}) setsockopt(fd, SOL_SOCKET, kind, &limit, sizeof(limit));
-}
-
-// Returns a socket bound to rank 0's address, or connected to it: `attach` is bind or connect. If that fails, returns
-// -1 and sets `problem`.
+// Returns a socket bound to rank 0's address, or connected to it: `attach` is bind or connect. Sending and receiving on
+// it, and on connections that it accepts, block for at most `seconds` + 1. If that fails, returns -1 and sets `problem`.
 int open_socket(decltype(connect)* attach, double seconds, std::string& problem) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_flags = attach == bind ? AI_PASSIVE : 0;
@@ -298,7 +292,8 @@ int open_socket(decltype(connect)* attach, double seconds, std::string& problem)
     }
     const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    limit_time(fd, seconds);
+    const timeval limit = {static_cast<time_t>(seconds) + 1, 0};
+    for (int kind : {SO_SNDTIMEO, SO_RCVTIMEO}) setsockopt(fd, SOL_SOCKET, kind, &limit, sizeof(limit));
     const bool attached = attach(fd, found->ai_addr, found->ai_addrlen) == 0 &&
                           (attach != bind || listen(fd, SOMAXCONN) == 0);
     problem = attached ? "" : strerror(errno);
@@ -330,7 +325,6 @@ void welcome_ranks(const ncclUniqueId& id, double timeout) {
     for (const double deadline = seconds_now() + timeout; ranks.size() < world.size;) {
         Message hello;
         const int fd = accept4(world.listener, nullptr, nullptr, SOCK_CLOEXEC);
-        if (fd >= 0) limit_time(fd, 0);
         if (fd >= 0 && !receive(fd, hello)) close(fd);
         else if (fd >= 0 && (hello.size != world.size || !ranks.emplace(hello.rank, fd).second))
             throw UserError("rank %u of %u has connected to rank 0: expected each rank of %zu once", hello.rank,
