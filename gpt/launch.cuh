@@ -51,7 +51,7 @@ struct Group {
 struct World : Group {
     size_t on_machine = 0, of_machine = 1;   // rank and size among the processes of this machine
     std::string address = "127.0.0.1", port; // of rank 0
-    int listener = -1;                       // rank 0's
+    Descriptor listener;                     // rank 0's
     const struct Launcher* launcher = nullptr;
     std::atomic<long> own_step{0}, *step = &own_step;   // the current step; with --gpus the supervisor reads it
     cudaEvent_t computed = nullptr;
@@ -281,16 +281,18 @@ bool receive(int fd, Message& m) {
 }
 
 // Returns a socket bound to rank 0's address, or connected to it: `attach` is bind or connect. Sending and receiving on
-// it, and on connections that it accepts, block for at most `seconds` + 1. If that fails, returns -1 and sets `problem`.
-int open_socket(decltype(connect)* attach, double seconds, std::string& problem) {
+// it, and on connections that it accepts, block for at most `seconds` + 1. If `attach` fails, sets `problem` and
+// returns a negative Descriptor.
+Descriptor open_socket(decltype(connect)* attach, double seconds, std::string& problem) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_flags = attach == bind ? AI_PASSIVE : 0;
     hints.ai_socktype = SOCK_STREAM;
     if (const int unknown = getaddrinfo(world.address.c_str(), world.port.c_str(), &hints, &found)) {
         problem = gai_strerror(unknown);
-        return -1;
+        return Descriptor();
     }
-    const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+    Descriptor fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int yes = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
     const timeval limit = {static_cast<time_t>(seconds) + 1, 0};
     for (int kind : {SO_SNDTIMEO, SO_RCVTIMEO}) setsockopt(fd, SOL_SOCKET, kind, &limit, sizeof(limit));
@@ -298,9 +300,7 @@ int open_socket(decltype(connect)* attach, double seconds, std::string& problem)
                           (attach != bind || listen(fd, SOMAXCONN) == 0);
     problem = attached ? "" : strerror(errno);
     freeaddrinfo(found);
-    if (attached) return fd;
-    close(fd);
-    return -1;
+    return attached ? std::move(fd) : Descriptor();
 }
 
 // Opens rank 0's socket. With port 0 the system chooses a free port, which is stored in world.port.
@@ -321,12 +321,13 @@ void welcome_ranks(const ncclUniqueId& id, double timeout) {
     if (world.listener < 0) open_listener();
     Message welcome;
     welcome.id = id;
-    std::map<size_t, int> ranks = {{0, world.listener}};   // the connection of each rank
+    std::map<size_t, Descriptor> ranks;   // the connection of each rank
+    ranks.emplace(0, std::move(world.listener));
     for (const double deadline = seconds_now() + timeout; ranks.size() < world.size;) {
         Message hello;
-        const int fd = accept4(world.listener, nullptr, nullptr, SOCK_CLOEXEC);
-        if (fd >= 0 && !receive(fd, hello)) close(fd);
-        else if (fd >= 0 && (hello.size != world.size || !ranks.emplace(hello.rank, fd).second))
+        Descriptor fd(accept4(ranks.at(0), nullptr, nullptr, SOCK_CLOEXEC));
+        if (fd >= 0 && receive(fd, hello) &&
+            (hello.size != world.size || !ranks.emplace(hello.rank, std::move(fd)).second))
             throw UserError("rank %u of %u has connected to rank 0: expected each rank of %zu once", hello.rank,
                             hello.size, world.size);
         std::string missing;
@@ -336,22 +337,18 @@ void welcome_ranks(const ncclUniqueId& id, double timeout) {
             throw Failure("--timeout %g: rank 0 has waited this long at %s port %s; missing ranks: %s", timeout,
                           world.address.c_str(), world.port.c_str(), missing.c_str());
     }
-    for (const auto& [rank, fd] : ranks) {
+    for (const auto& [rank, fd] : ranks)
         if (rank > 0) send_message(fd, welcome);   // may fail if the rank has died, which the launcher notices
-        close(fd);
-    }
 }
 
 // Returns the unique id from rank 0. Retries, because rank 0 may not listen yet.
 ncclUniqueId call_rank_0(double timeout) {
     std::string problem;
     for (const double deadline = seconds_now() + timeout; seconds_now() < deadline; usleep(50000)) {
-        const int fd = open_socket(connect, deadline - seconds_now(), problem);
+        const Descriptor fd = open_socket(connect, deadline - seconds_now(), problem);
         if (fd < 0) continue;
         Message welcome;
-        const bool answered = send_message(fd, Message()) && receive(fd, welcome);
-        close(fd);
-        if (answered) return welcome.id;
+        if (send_message(fd, Message()) && receive(fd, welcome)) return welcome.id;
         problem = "no answer";
     }
     throw Failure("--timeout %g: rank %zu of %zu cannot connect to rank 0 at %s port %s: %s", timeout, world.rank,
@@ -451,10 +448,10 @@ int start_processes(const Options& o) {
         world.step = &steps[r];
         world.rank = world.on_machine = r;
         world.size = world.of_machine = count;
-        if (!world.first()) close(world.listener);
+        if (!world.first()) world.listener = Descriptor();
         return -1;
     }
-    close(world.listener);
+    world.listener = Descriptor();
     return supervise(o, ranks, steps, signals);
 }
 
