@@ -120,15 +120,12 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
     auto encode_until = [&](size_t end) {
         for_each_word(text.substr(begin, end - begin), [&](std::string_view word) { merge(tokens, word); });
     };
-    for (size_t at = 0; at < text.size();) {
-        const int added = added_at(text.substr(at));
-        if (added < 0) {
-            at++;
-            continue;
-        }
+    for (size_t at = 0; at < text.size(); at++) {
+        const int added = at < begin ? -1 : added_at(text.substr(at));
+        if (added < 0) continue;
         encode_until(at);
         tokens.push_back(added);
-        begin = at += bytes_[added].size();
+        begin = at + bytes_[added].size();
     }
     encode_until(text.size());
     return tokens;
