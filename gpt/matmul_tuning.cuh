@@ -11,12 +11,6 @@
 // long as the file exists; without it, or on --resume with another --matmul-tuning, results are equal up to rounding.
 #pragma once
 
-#include <unistd.h>
-
-#include <map>
-#include <string>
-#include <vector>
-
 constexpr int TUNING_ROUNDS = 5;   // plus a warm-up; each round times every algorithm, because clock rates drift
 constexpr int TUNING_FORMAT = 4;   // version of the file
 

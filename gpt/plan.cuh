@@ -4,12 +4,6 @@
 // Map: peak · model and setup · start of a run · a step in time · plan
 #pragma once
 
-#include <algorithm>
-#include <map>
-#include <string>
-#include <tuple>
-#include <vector>
-
 // ---- peak ---------------------------------------------------------------------------------------
 // The denominator of MFU: dense TFLOP/s of matmuls, from the vendors' data sheets (never the figures "with sparsity").
 // The peak of other devices is measured.
