@@ -29,9 +29,10 @@ enum ncclRedOp_t { ncclSum, ncclMax };
 struct ncclUniqueId { char internal[128]; };
 using ncclComm_t = void*;
 constexpr auto ncclAllReduce = [](auto...) { return ncclInvalidUsage; };
-constexpr auto ncclReduceScatter = ncclAllReduce, ncclAllGather = ncclAllReduce, ncclBroadcast = ncclAllReduce,
-               ncclCommInitRank = ncclAllReduce, ncclCommSplit = ncclAllReduce, ncclGetUniqueId = ncclAllReduce,
-               ncclCommDestroy = ncclAllReduce, ncclCommGetAsyncError = ncclAllReduce, ncclGetVersion = ncclAllReduce;
+constexpr auto ncclReduce = ncclAllReduce, ncclReduceScatter = ncclAllReduce, ncclAllGather = ncclAllReduce,
+               ncclBroadcast = ncclAllReduce, ncclCommInitRank = ncclAllReduce, ncclCommSplit = ncclAllReduce,
+               ncclGetUniqueId = ncclAllReduce, ncclCommDestroy = ncclAllReduce, ncclGetVersion = ncclAllReduce,
+               ncclCommGetAsyncError = ncclAllReduce;
 inline const char* ncclGetErrorString(ncclResult_t) { return "this build has no NCCL"; }
 inline const char* ncclGetLastError(ncclComm_t) { return ""; }
 #endif
