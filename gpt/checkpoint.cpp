@@ -325,11 +325,9 @@ Failure not_written(long step, const std::exception& error) {
 
 // ---- options of a run ---------------------------------------------------------------------------
 
-// Returns whether a flag applies to a single invocation, so that --resume does not restore its value.
-static bool is_per_invocation(const std::string& flag) {
-    return flag == "--resume" || flag == "--out" || flag == "--trace" || flag == "--gpus" || flag == "--timeout" ||
-           flag == "--tensor-parallel" || flag == "--verbose";
-}
+// Flags of a single invocation: --resume does not restore their values.
+static const std::set<std::string> PER_INVOCATION = {"--resume", "--out", "--trace", "--gpus", "--timeout",
+                                                     "--tensor-parallel", "--verbose"};
 
 // Returns the options with which a run was started or last resumed, from its last checkpoint or, without a checkpoint,
 // from its log. Sets `path` to that file.
@@ -354,14 +352,12 @@ void restore_options(Options& o) {
     if (o.given.count("--from") && recorded.value("from", json()) != json(o.from))
         throw UserError("--resume continues from the last checkpoint in %s, --from %s starts a new run; expected only "
                         "one of these options", o.out.c_str(), o.from.c_str());
-    const bool new_budget = std::any_of(std::begin(BUDGETS), std::end(BUDGETS),
-                                        [&](const char* flag) { return o.given.count(flag) > 0; });
+    const bool new_budget = std::any_of(BUDGETS.begin(), BUDGETS.end(),
+                                        [&](const std::string& flag) { return o.given.count(flag) > 0; });
     for (const Flag& flag : flag_table(o)) {
         const json value = recorded.value(flag.name + 2, json());
-        const bool is_budget = std::find(std::begin(BUDGETS), std::end(BUDGETS), std::string(flag.name)) !=
-                               std::end(BUDGETS);
-        if (is_budget && new_budget) continue;   // another budget replaces the recorded one
-        if (!(flag.subcommands & TRAIN) || o.given.count(flag.name) || is_per_invocation(flag.name)) continue;
+        if (BUDGETS.count(flag.name) && new_budget) continue;   // another budget replaces the recorded one
+        if (!(flag.subcommands & TRAIN) || o.given.count(flag.name) || PER_INVOCATION.count(flag.name)) continue;
         if (value.is_null() || value == "") continue;   // keeps the default
         if (!flag.parse(value.is_string() ? value.get<std::string>() : value.dump()))
             throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), flag.name + 2, value.dump().c_str(),
@@ -381,7 +377,7 @@ void print_changes(const Options& o, const json& trainer, const std::string& dir
         if (!now.contains(name))
             printf("resume     --%s was %s, is not an option any more\n", one_line(name).c_str(),
                    json_text(value).c_str());
-        else if (!is_per_invocation("--" + name) && now[name] != value)
+        else if (!PER_INVOCATION.count("--" + name) && now[name] != value)
             printf("resume     --%s was %s, is now %s\n", name.c_str(), json_text(value).c_str(),
                    json_text(now[name]).c_str());
     if (!trainer.contains("train_tokens")) return;
@@ -399,8 +395,10 @@ std::string resume_hint(const std::string& out, const std::string& message) {
 
 // ---- start of a run -----------------------------------------------------------------------------
 
-// Creates the folder --out. Throws UserError if it is not readable and writable, or if there is no run to resume.
-static void open_run_folder(const std::string& out, bool resume) {
+// Creates the folder --out, and locks it until the process ends or crashes; the lock has no effect on a file system
+// without locks. Throws UserError if the folder is not readable and writable, if another run has locked it, or if there
+// is no run to resume.
+static Descriptor open_run_folder(const std::string& out, bool resume) {
     std::error_code error;
     if (exists(out) && !fs::is_directory(out, error))
         throw UserError("--out %s: is a file, expected a folder", out.c_str());
@@ -409,10 +407,6 @@ static void open_run_folder(const std::string& out, bool resume) {
     if (!error && access(out.c_str(), R_OK | W_OK | X_OK) != 0) error = {errno, std::generic_category()};
     if (error)
         throw UserError("--out %s: cannot be read and written: %s", out.c_str(), error.message().c_str());
-}
-
-// Locks a run folder until the process ends or crashes. Has no effect on a file system without locks.
-static Descriptor lock_folder(const std::string& out) {
     Descriptor folder(open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder >= 0 && flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         throw UserError("--out %s: another run is writing there", out.c_str());
@@ -425,8 +419,7 @@ Start find_start_in_folder(const Options& o) {
         if (o.resume) throw UserError("--resume needs --out DIR, the folder of the run to resume");
         return start;
     }
-    open_run_folder(o.out, o.resume);
-    start.lock = std::make_shared<Descriptor>(lock_folder(o.out));
+    start.lock = std::make_shared<Descriptor>(open_run_folder(o.out, o.resume));
     const auto checkpoints = list_checkpoints(o.out);
     const bool has_log = exists(o.out + "/log.jsonl");
     if (!o.resume && (has_log || !checkpoints.empty()))

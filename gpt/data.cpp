@@ -2,15 +2,13 @@
 
 #include <errno.h>
 #include <glob.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 
 // Returns the paths that match a pattern, sorted. A folder that cannot be read is an error.
 static std::vector<std::string> files_named(const std::string& pattern) {
-    struct stat info;
-    if (lstat(pattern.c_str(), &info) == 0) return {pattern};   // a file name may contain * ? [
-    if (pattern.find_first_of("*?[") == pattern.npos) throw UserError("%s: %s", pattern.c_str(), strerror(errno));
+    // A file name may contain * ? [. Opening a file that does not exist reports the reason.
+    if (exists(pattern) || pattern.find_first_of("*?[") == pattern.npos) return {pattern};
     glob_t found = {};
     const int status = glob(pattern.c_str(), GLOB_ERR, nullptr, &found), error = errno;
     const std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
@@ -22,16 +20,12 @@ static std::vector<std::string> files_named(const std::string& pattern) {
 
 static bool is_shard(const std::string& path) { return ends_with(path, ".bin"); }
 
-// Returns whether a file begins like a binary file, such as an archive: text has no zero byte.
-static bool is_binary(const MappedFile& file) {
-    return memchr(file.data(), 0, std::min<size_t>(file.size(), 4096)) != nullptr;
-}
-
 static Piece open_piece(const std::string& name) {
     const auto file = std::make_shared<const MappedFile>(name);
     const char* path = name.c_str();
     if (!is_shard(name)) {
-        if (is_binary(*file)) throw UserError("%s: found zero bytes, expected text or .bin shards of tokens", path);
+        if (memchr(file->data(), 0, std::min<size_t>(file->size(), 4096)))   // a binary file, such as an archive
+            throw UserError("%s: found zero bytes, expected text or .bin shards of tokens", path);
         return {file, {file, file->data()}, 1, 0, file->size()};
     }
     int header[SHARD_HEADER];

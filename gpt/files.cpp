@@ -183,9 +183,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     data_ = static_cast<const char*>(mapped);
 }
 
-MappedFile::~MappedFile() {
-    munmap(const_cast<char*>(data_), size_);
-}
+MappedFile::~MappedFile() { munmap(const_cast<char*>(data_), size_); }
 
 void MappedFile::require_whole() const {
     if (page_lost) throw Failure("%s: was truncated while it was in use", path_.c_str());

@@ -15,11 +15,6 @@
 // variants  dev/kernels/quantize.cu
 #pragma once
 
-#include <cuda_fp8.h>
-
-#include <type_traits>
-#include <vector>
-
 // Largest finite value of a format, and its smallest positive value (a subnormal).
 template <typename F8> constexpr float FP8_MAX = std::is_same_v<F8, e4m3> ? 448.0f : 57344.0f;
 template <typename F8> constexpr float FP8_MIN = std::is_same_v<F8, e4m3> ? 0x1p-9f : 0x1p-16f;

@@ -10,11 +10,9 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -31,9 +29,10 @@ enum ncclRedOp_t { ncclSum, ncclMax };
 struct ncclUniqueId { char internal[128]; };
 using ncclComm_t = void*;
 constexpr auto ncclAllReduce = [](auto...) { return ncclInvalidUsage; };
-constexpr auto ncclReduceScatter = ncclAllReduce, ncclAllGather = ncclAllReduce, ncclBroadcast = ncclAllReduce,
-               ncclCommInitRank = ncclAllReduce, ncclCommSplit = ncclAllReduce, ncclGetUniqueId = ncclAllReduce,
-               ncclCommDestroy = ncclAllReduce, ncclCommGetAsyncError = ncclAllReduce, ncclGetVersion = ncclAllReduce;
+constexpr auto ncclReduce = ncclAllReduce, ncclReduceScatter = ncclAllReduce, ncclAllGather = ncclAllReduce,
+               ncclBroadcast = ncclAllReduce, ncclCommInitRank = ncclAllReduce, ncclCommSplit = ncclAllReduce,
+               ncclGetUniqueId = ncclAllReduce, ncclCommDestroy = ncclAllReduce, ncclGetVersion = ncclAllReduce,
+               ncclCommGetAsyncError = ncclAllReduce;
 inline const char* ncclGetErrorString(ncclResult_t) { return "this build has no NCCL"; }
 inline const char* ncclGetLastError(ncclComm_t) { return ""; }
 #endif
@@ -53,7 +52,7 @@ struct Group {
 struct World : Group {
     size_t on_machine = 0, of_machine = 1;   // rank and size among the processes of this machine
     std::string address = "127.0.0.1", port; // of rank 0
-    int listener = -1;                       // rank 0's
+    Descriptor listener;                     // rank 0's
     const struct Launcher* launcher = nullptr;
     std::atomic<long> own_step{0}, *step = &own_step;   // the current step; with --gpus the supervisor reads it
     cudaEvent_t computed = nullptr;
@@ -221,22 +220,18 @@ std::string first_host(const std::string& list) {
 // variables.
 void find_address(const Launcher& launcher) {
     const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *nodes = getenv("SLURM_STEP_NODELIST");
-    const bool by_torchrun = &launcher == &TORCHRUN, needs_both = by_torchrun || address || port;
+    const bool several_machines = world.of_machine < world.size;
+    const bool needs_both = &launcher == &TORCHRUN || address || port || (several_machines && !nodes);
     if (needs_both && !(address && port))
-        throw UserError("%s is not set: expected MASTER_ADDR and MASTER_PORT, where rank 0 listens, because %s is set",
-                        address ? "MASTER_PORT" : "MASTER_ADDR",
-                        by_torchrun ? "RANK" : address ? "MASTER_ADDR" : "MASTER_PORT");
+        throw UserError("%s is not set: expected both MASTER_ADDR and MASTER_PORT, where rank 0 of %zu listens",
+                        address ? "MASTER_PORT" : "MASTER_ADDR", world.size);
     if (address) {
         const char* agent = getenv("TORCHELASTIC_USE_AGENT_STORE");   // if True, torchrun itself listens on MASTER_PORT
         world.address = address;
         world.port = std::to_string(number_in("MASTER_PORT", launcher) + (agent && agent == std::string("True")));
         return;
     }
-    if (world.of_machine < world.size) {
-        if (!nodes) throw UserError("MASTER_ADDR is not set: %zu ranks on several machines need MASTER_ADDR and "
-                                    "MASTER_PORT, where rank 0 listens", world.size);
-        world.address = first_host(nodes);
-    }
+    if (several_machines) world.address = first_host(nodes);
     constexpr size_t FIRST_PORT = 20000, PORTS = 10000;   // below the range of ephemeral ports
     std::string job = std::to_string(getppid());          // all ranks of a machine have the same parent
     for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"})
@@ -286,32 +281,27 @@ bool receive(int fd, Message& m) {
     return recv(fd, &m, sizeof(m), MSG_WAITALL) == sizeof(m) && memcmp(m.magic, Message().magic, sizeof(m.magic)) == 0;
 }
 
-// Limits the time that sending and receiving on the socket may block.
-void limit_time(int fd, double seconds) {
-    const timeval limit = {static_cast<time_t>(seconds) + 1, 0};
-    for (int kind : {SO_SNDTIMEO, SO_RCVTIMEO}) setsockopt(fd, SOL_SOCKET, kind, &limit, sizeof(limit));
-}
-
-// Returns a socket bound to rank 0's address, or connected to it: `attach` is bind or connect. If that fails, returns
-// -1 and sets `problem`.
-int open_socket(decltype(connect)* attach, double seconds, std::string& problem) {
+// Returns a socket bound to rank 0's address, or connected to it: `attach` is bind or connect. Sending and receiving on
+// it, and on connections that it accepts, block for at most `seconds` + 1. If `attach` fails, sets `problem` and
+// returns a negative Descriptor.
+Descriptor open_socket(decltype(connect)* attach, double seconds, std::string& problem) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_flags = attach == bind ? AI_PASSIVE : 0;
     hints.ai_socktype = SOCK_STREAM;
     if (const int unknown = getaddrinfo(world.address.c_str(), world.port.c_str(), &hints, &found)) {
         problem = gai_strerror(unknown);
-        return -1;
+        return Descriptor();
     }
-    const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+    Descriptor fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int yes = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    limit_time(fd, seconds);
+    const timeval limit = {static_cast<time_t>(seconds) + 1, 0};
+    for (int kind : {SO_SNDTIMEO, SO_RCVTIMEO}) setsockopt(fd, SOL_SOCKET, kind, &limit, sizeof(limit));
     const bool attached = attach(fd, found->ai_addr, found->ai_addrlen) == 0 &&
                           (attach != bind || listen(fd, SOMAXCONN) == 0);
     problem = attached ? "" : strerror(errno);
     freeaddrinfo(found);
-    if (attached) return fd;
-    close(fd);
-    return -1;
+    return attached ? std::move(fd) : Descriptor();
 }
 
 // Opens rank 0's socket. With port 0 the system chooses a free port, which is stored in world.port.
@@ -332,13 +322,13 @@ void welcome_ranks(const ncclUniqueId& id, double timeout) {
     if (world.listener < 0) open_listener();
     Message welcome;
     welcome.id = id;
-    std::map<size_t, int> ranks = {{0, world.listener}};   // the connection of each rank
+    std::map<size_t, Descriptor> ranks;   // the connection of each rank
+    ranks.emplace(0, std::move(world.listener));
     for (const double deadline = seconds_now() + timeout; ranks.size() < world.size;) {
         Message hello;
-        const int fd = accept4(world.listener, nullptr, nullptr, SOCK_CLOEXEC);
-        if (fd >= 0) limit_time(fd, 0);
-        if (fd >= 0 && !receive(fd, hello)) close(fd);
-        else if (fd >= 0 && (hello.size != world.size || !ranks.emplace(hello.rank, fd).second))
+        Descriptor fd(accept4(ranks.at(0), nullptr, nullptr, SOCK_CLOEXEC));
+        if (fd >= 0 && receive(fd, hello) &&
+            (hello.size != world.size || !ranks.emplace(hello.rank, std::move(fd)).second))
             throw UserError("rank %u of %u has connected to rank 0: expected each rank of %zu once", hello.rank,
                             hello.size, world.size);
         std::string missing;
@@ -348,22 +338,18 @@ void welcome_ranks(const ncclUniqueId& id, double timeout) {
             throw Failure("--timeout %g: rank 0 has waited this long at %s port %s; missing ranks: %s", timeout,
                           world.address.c_str(), world.port.c_str(), missing.c_str());
     }
-    for (const auto& [rank, fd] : ranks) {
+    for (const auto& [rank, fd] : ranks)
         if (rank > 0) send_message(fd, welcome);   // may fail if the rank has died, which the launcher notices
-        close(fd);
-    }
 }
 
 // Returns the unique id from rank 0. Retries, because rank 0 may not listen yet.
 ncclUniqueId call_rank_0(double timeout) {
     std::string problem;
     for (const double deadline = seconds_now() + timeout; seconds_now() < deadline; usleep(50000)) {
-        const int fd = open_socket(connect, deadline - seconds_now(), problem);
+        const Descriptor fd = open_socket(connect, deadline - seconds_now(), problem);
         if (fd < 0) continue;
         Message welcome;
-        const bool answered = send_message(fd, Message()) && receive(fd, welcome);
-        close(fd);
-        if (answered) return welcome.id;
+        if (send_message(fd, Message()) && receive(fd, welcome)) return welcome.id;
         problem = "no answer";
     }
     throw Failure("--timeout %g: rank %zu of %zu cannot connect to rank 0 at %s port %s: %s", timeout, world.rank,
@@ -463,10 +449,10 @@ int start_processes(const Options& o) {
         world.step = &steps[r];
         world.rank = world.on_machine = r;
         world.size = world.of_machine = count;
-        if (!world.first()) close(world.listener);
+        if (!world.first()) world.listener = Descriptor();
         return -1;
     }
-    close(world.listener);
+    world.listener = Descriptor();
     return supervise(o, ranks, steps, signals);
 }
 
@@ -571,15 +557,11 @@ bool has_tensor_cores(TensorCores kind) {
 }
 
 TensorCores choose_tensor_cores(TensorCores wanted) {
-    if (wanted == TensorCores::AUTO) {   // on a CPU the portable kernels are faster
-        if (device.is_cpu()) return TensorCores::NONE;
-        return has_tensor_cores(TensorCores::WGMMA) ? TensorCores::WGMMA
-               : has_tensor_cores(TensorCores::MMA) ? TensorCores::MMA : TensorCores::NONE;
-    }
-    if (!has_tensor_cores(wanted))
-        throw UserError("--tensor-cores %s: not available on %s in %s; expected auto, which takes the best available",
-                        name_of(wanted), device.properties.name, name_of(FLOATX));
-    return wanted;
+    if (wanted == TensorCores::AUTO && device.is_cpu()) return TensorCores::NONE;   // the portable kernels are faster
+    for (TensorCores kind : {TensorCores::WGMMA, TensorCores::MMA, TensorCores::NONE})
+        if ((wanted == TensorCores::AUTO || wanted == kind) && has_tensor_cores(kind)) return kind;
+    throw UserError("--tensor-cores %s: not available on %s in %s; expected auto, which takes the best available",
+                    name_of(wanted), device.properties.name, name_of(FLOATX));
 }
 
 // Returns why no device can be used; empty if one can. driver: the CUDA version that the driver supports, such as

@@ -11,12 +11,6 @@
 // long as the file exists; without it, or on --resume with another --matmul-tuning, results are equal up to rounding.
 #pragma once
 
-#include <unistd.h>
-
-#include <map>
-#include <string>
-#include <vector>
-
 constexpr int TUNING_ROUNDS = 5;   // plus a warm-up; each round times every algorithm, because clock rates drift
 constexpr int TUNING_FORMAT = 4;   // version of the file
 
@@ -58,18 +52,13 @@ template <typename F> std::vector<float> best_times(size_t count, F run) {
     return best;
 }
 
-// Returns whether the device supports an algorithm read from the file, within the workspace.
-bool has_algorithm(const MatmulPlan& plan, const cublasLtMatmulAlgo_t& algorithm) {
-    cublasLtMatmulHeuristicResult_t result = {};
-    const cublasStatus_t status = cublasLtMatmulAlgoCheck(device.matmul, plan.operation, plan.a, plan.b, plan.out,
-                                                          plan.out, &algorithm, &result);
-    return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace_bytes();
-}
-
-// Returns whether the file's choice for a plan can be used.
+// Returns whether the file's choice for a plan can be used: whether the device supports it, within the workspace.
 bool is_usable(const MatmulPlan& plan, const std::vector<cublasLtMatmulAlgo_t>& choice) {
     if (choice.empty()) return needs_tuning(plan.last.shape.epilogue);
-    return choice.size() == 1 && has_algorithm(plan, choice[0]);
+    cublasLtMatmulHeuristicResult_t result = {};
+    const cublasStatus_t status = cublasLtMatmulAlgoCheck(device.matmul, plan.operation, plan.a, plan.b, plan.out,
+                                                          plan.out, &choice[0], &result);
+    return choice.size() == 1 && status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace_bytes();
 }
 
 // Reduces the plan's algorithms to one: the known one if the device supports it, otherwise the fastest of all. An

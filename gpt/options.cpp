@@ -515,10 +515,11 @@ Options parse_options(Subcommand subcommand, const char* name, const std::vector
                             flag->values.c_str(), value.c_str());
         options.given.insert(flag->name);
     }
-    std::string budgets;
-    for (const char* flag : BUDGETS)
-        if (options.given.count(flag)) budgets += (budgets.empty() ? "" : " and ") + std::string(flag);
-    if (budgets.find(' ') != budgets.npos) throw UserError("%s: expected only one of these options", budgets.c_str());
+    std::vector<std::string> budgets;
+    for (const std::string& flag : BUDGETS)
+        if (options.given.count(flag)) budgets.push_back(flag);
+    if (budgets.size() > 1)
+        throw UserError("%s: expected only one of these options", joined(budgets, " and ", " and ").c_str());
     return options;
 }
 

@@ -106,7 +106,7 @@ struct Options {
     std::set<std::string> given;   // the flags on the command line
 };
 
-constexpr const char* BUDGETS[] = {"--steps", "--tokens", "--minutes"};   // one of them determines the length of a run
+const std::set<std::string> BUDGETS = {"--steps", "--tokens", "--minutes"};   // one determines the length of a run
 
 enum Subcommand { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
 constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;

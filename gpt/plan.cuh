@@ -4,12 +4,6 @@
 // Map: peak · model and setup · start of a run · a step in time · plan
 #pragma once
 
-#include <algorithm>
-#include <map>
-#include <string>
-#include <tuple>
-#include <vector>
-
 // ---- peak ---------------------------------------------------------------------------------------
 // The denominator of MFU: dense TFLOP/s of matmuls, from the vendors' data sheets (never the figures "with sparsity").
 // The peak of other devices is measured.
@@ -44,9 +38,9 @@ double measure_peak() {
 
 // Sets device.peak_flops and its source.
 void find_peak(const Options& o) {
-    const Peak* peak = o.peak == PeakSource::TABLE ? std::begin(PEAKS) : std::end(PEAKS);
-    while (peak != std::end(PEAKS) && !strstr(device.properties.name, peak->name)) peak++;
-    const bool listed = peak != std::end(PEAKS);
+    const Peak* peak = std::find_if(std::begin(PEAKS), std::end(PEAKS),
+                                    [](const Peak& p) { return strstr(device.properties.name, p.name); });
+    const bool listed = o.peak == PeakSource::TABLE && peak != std::end(PEAKS);
     device.peak_flops = !listed ? measure_peak() : 1e12 * (FLOATX == DType::FP32 ? peak->fp32 : peak->half);
     device.peak_source = listed ? format("data sheet of %s", peak->name) : "measured matmul";
 }
@@ -135,13 +129,6 @@ void require_noise_scale(const Options& o, const Setup& s) {
                         "--total-batch %zu or more, or a smaller --micro-batch", o.noise_every, 2 * s.N());
 }
 
-// Returns the largest divisor of n that is at most `most`, or 0 if most is 0.
-long largest_divisor(long n, long most) {
-    long divisor = std::min(n, most);
-    while (divisor > 0 && n % divisor != 0) divisor--;
-    return divisor;
-}
-
 constexpr int FP8_ROWS = 16;   // cuBLASLt: the rows that FP8 weight gradients sum over are a multiple of this
 
 // Returns the smallest micro-batch; others are multiples of it.
@@ -152,8 +139,10 @@ int least_micro_batch(const Setup& s) {
 // Returns the largest valid micro-batch up to `most` that divides each GPU's part of the total batch, or 0.
 int valid_micro_batch(const Options& o, const Setup& s, int most) {
     const int least = least_micro_batch(s);
-    const long batch = std::gcd(o.total_batch, o.batch_ramp.from), sequences = batch / (long{s.T} * s.data());
-    return least * (batch ? largest_divisor(sequences / least, most / least) : most / least);
+    const long batch = std::gcd(o.total_batch, o.batch_ramp.from), sequence = long{s.T} * s.data();
+    int B = most / least * least;
+    while (B > 0 && batch % (B * sequence) != 0) B -= least;
+    return B;
 }
 
 // Returns the largest valid micro-batch that fits with a margin, or the smallest one if none fits.
@@ -206,8 +195,7 @@ void require_consistent(const Setup& s) {
         throw UserError("--grad-dtype %s: expected weights in %s, found %s; make PRECISION=%s, or plan --precision %s",
                         name, name, name_of(s.precision), name, name);
     }
-    const bool fp8 = s.matmul != MatmulIn::FLOATX;
-    if (fp8 && s.precision != DType::BF16)
+    if (s.matmul != MatmulIn::FLOATX && s.precision != DType::BF16)
         throw UserError("--matmul fp8: expected weights in bf16, found %s; make PRECISION=bf16, or plan --precision "
                         "bf16", name_of(s.precision));
     if (s.matmul == MatmulIn::FP8_ALL && s.N() % FP8_ROWS != 0)
@@ -530,9 +518,7 @@ double flops_of(const Options& o) {
 
 // Returns the bytes of weights, gradients, master weights and moments on one GPU, which ZeRO shards.
 size_t state_bytes(const Plan& p) {
-    size_t bytes = 0;
-    for (int category = 0; category <= static_cast<int>(Category::ADAM_V); category++) bytes += p.bytes[category];
-    return bytes;
+    return std::accumulate(p.bytes, p.bytes + static_cast<int>(Category::ADAM_V) + 1, size_t{0});
 }
 
 // Returns a layout's memory on each GPU, the bytes each GPU sends in a step and, with --bandwidth, the time of a step.
@@ -564,7 +550,7 @@ json layout_record(const Options& o, const Setup& s, size_t memory) {
 // those of one machine. Layouts whose times differ by rounding only are sorted by recomputation, then by bytes sent.
 json scan_records(const Options& o, Setup s, size_t memory) {
     auto excluded = [&](const char* flag, bool differs) { return o.given.count(flag) && differs; };
-    const bool largest = o.micro_batch == AUTO;
+    const size_t usable = without_margin(memory);
     const int most = s.gpus;
     std::vector<std::array<int, 2>> grids;   // GPUs, and GPUs in a tensor group
     std::vector<int> tensors = {1, 2, 4, 8};
@@ -581,14 +567,12 @@ json scan_records(const Options& o, Setup s, size_t memory) {
             for (const auto& [name, mode] : RECOMPUTE_NAMES) {
                 s.recompute = mode;
                 s.head_rows = HEAD_ROWS;
-                s.B = largest ? 1 : o.micro_batch;
                 if (excluded("--zero", gpus > 1 && s.zero != o.zero) || excluded("--recompute", mode != o.recompute))
                     continue;
-                if (o.total_batch % (long(s.N()) * s.data()) != 0) continue;
-                if (largest) s.B = auto_micro_batch(o, s, memory);
-                if (o.total_batch % (long(s.N()) * s.data()) != 0) continue;
+                if (o.micro_batch == AUTO) s.B = valid_micro_batch(o, s, largest_micro_batch(s, usable));
+                if (s.B == 0 || o.total_batch % (long(s.N()) * s.data()) != 0) continue;
                 s.head_rows = training_head_rows(s, memory);
-                if (plan(s).total > without_margin(memory)) continue;
+                if (plan(s).total > usable) continue;
                 const json record = layout_record(o, s, memory);
                 const double time = std::log(double(record["step"]["seconds"])), sent = record["bytes_sent"];
                 sorted.emplace(std::tuple{gpus, std::llround(1e6 * time), int(mode), sent}, record);

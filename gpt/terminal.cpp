@@ -48,8 +48,6 @@ std::string progress_text(long step, long steps, const StepResult& r, double lef
 Progress::Progress(long first_step, bool verbose)
     : first_(first_step), shown_step_(first_step), verbose_(verbose), terminal_(isatty(STDOUT_FILENO)) {}
 
-void Progress::start() { start_ = shown_ = seconds_now(); }
-
 void Progress::show(long step, long steps, const StepResult& r) {
     const double now = seconds_now(), interval = terminal_ ? 0.1 : 3;
     if (step < steps && step > first_ + 1 && now - shown_ < interval) return;
@@ -67,10 +65,6 @@ void Progress::show(long step, long steps, const StepResult& r) {
     else printf("%s\n", line.c_str());
     open_ = terminal_;
     fflush(stdout);
-}
-
-void Progress::end_line() {
-    if (std::exchange(open_, false)) printf("\n");
 }
 
 // ---- samples ------------------------------------------------------------------------------------

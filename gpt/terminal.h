@@ -26,9 +26,10 @@ std::string progress_text(long step, long steps, const StepResult& r, double lef
 class Progress {
 public:
     Progress(long first_step, bool verbose);
-    void start();
+    void start() { start_ = shown_ = seconds_now(); }
     void show(long step, long steps, const StepResult& r);   // steps: of the whole run
-    void end_line();   // ends the line on a terminal: call it before printing anything else
+    // Ends the line on a terminal: call it before printing anything else.
+    void end_line() { if (std::exchange(open_, false)) printf("\n"); }
 
 private:
     long first_, shown_step_;

@@ -8,7 +8,6 @@
 #include <iterator>
 #include <numeric>
 #include <queue>
-#include <set>
 #include <sstream>
 #include <utility>
 
@@ -26,14 +25,6 @@ std::vector<std::string> byte_alphabet() {
 
 // ---- words --------------------------------------------------------------------------------------
 
-// Returns GPT-2's pattern. White space is Unicode's property White_Space, written out because PCRE2's \s also matches
-// U+180E.
-static std::string word_pattern() {
-    const std::string white = R"(\t-\r\x{85}\p{Z})";
-    return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" + white + R"(\p{L}\p{N}]+|[)" + white + "]+(?![^" +
-           white + "])|[" + white + "]+";
-}
-
 // Returns text as valid UTF-8, which PCRE2 requires. Each byte outside a character becomes U+0001, which has the same
 // length and is neither a letter nor a number nor white space.
 static std::string valid_utf8(std::string_view text) {
@@ -45,7 +36,12 @@ static std::string valid_utf8(std::string_view text) {
     return valid;
 }
 
-static std::shared_ptr<pcre2_code> compile(const std::string& pattern) {
+// Compiles GPT-2's pattern. White space is Unicode's property White_Space, written out because PCRE2's \s also matches
+// U+180E.
+static std::shared_ptr<pcre2_code> compile_word_pattern() {
+    const std::string white = R"(\t-\r\x{85}\p{Z})";
+    const std::string pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" + white + R"(\p{L}\p{N}]+|[)" +
+                                white + "]+(?![^" + white + "])|[" + white + "]+";
     int error;
     PCRE2_SIZE at;
     const std::shared_ptr<pcre2_code> code(
@@ -57,7 +53,7 @@ static std::shared_ptr<pcre2_code> compile(const std::string& pattern) {
 }
 
 void for_each_word(std::string_view text, const std::function<void(std::string_view)>& visit) {
-    static const std::shared_ptr<pcre2_code> code = compile(word_pattern());
+    static const std::shared_ptr<pcre2_code> code = compile_word_pattern();
     const std::string valid = valid_utf8(text);
     const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> match(
         pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
@@ -124,15 +120,12 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
     auto encode_until = [&](size_t end) {
         for_each_word(text.substr(begin, end - begin), [&](std::string_view word) { merge(tokens, word); });
     };
-    for (size_t at = 0; at < text.size();) {
-        const int added = added_at(text.substr(at));
-        if (added < 0) {
-            at++;
-            continue;
-        }
+    for (size_t at = 0; at < text.size(); at++) {
+        const int added = at < begin ? -1 : added_at(text.substr(at));
+        if (added < 0) continue;
         encode_until(at);
         tokens.push_back(added);
-        begin = at += bytes_[added].size();
+        begin = at + bytes_[added].size();
     }
     encode_until(text.size());
     return tokens;
@@ -143,18 +136,10 @@ Tokenizer::Tokenizer() : byte_tokens_(BYTE_VOCAB) {
     for (int byte : byte_tokens_) bytes_.push_back(std::string(1, static_cast<char>(byte)));
 }
 
-bool Tokenizer::is_bytes() const {
-    return bytes_ == Tokenizer().bytes_ && added_.empty() && before_.empty() && after_.empty();
-}
-
 int Tokenizer::added(const std::string& text) const {
     for (int token : added_)
         if (bytes_[token] == text) return token;
     return -1;
-}
-
-bool Tokenizer::is_special(int token) const {
-    return std::find(special_.begin(), special_.end(), token) != special_.end();
 }
 
 // ---- reading files ------------------------------------------------------------------------------
@@ -257,7 +242,7 @@ private:
             if (known != id) fail(format("token '%s' has two ids, %d and %d", text.c_str(), known, id));
             t_.added_.push_back(id);
             t_.begins_added_[static_cast<unsigned char>(text[0])] = true;
-            if (entry.value("special", false)) t_.special_.push_back(id);
+            if (entry.value("special", false)) t_.special_.insert(id);
         }
         number_tokens();
         for (const json& entry : added) t_.bytes_[entry.at("id").get<int>()] = entry.at("content");
@@ -323,13 +308,7 @@ private:
     std::unordered_map<std::string, int> ids_;   // by the token's text in the file
 };
 
-bool Tokenizer::is_in(const std::string& dir) {
-    return exists(dir + "/tokenizer.json") || exists(dir + "/vocab.json");
-}
-
-Tokenizer::Tokenizer(const std::string& dir) {
-    TokenizerFile(*this, dir);
-}
+Tokenizer::Tokenizer(const std::string& dir) { TokenizerFile(*this, dir); }
 
 // ---- tokens as text -----------------------------------------------------------------------------
 
@@ -358,14 +337,6 @@ std::vector<int> Text::encode(const std::string& text) const {
     std::vector<int> tokens = tokenizer_->before();
     for (int token : tokenizer_->encode(text)) tokens.push_back(token);
     return tokens;
-}
-
-std::string Text::decode(int token) const {
-    return tokenizer_ ? tokenizer_->decode(token) : format("%d ", token);
-}
-
-size_t Text::bytes_of(int token) const {
-    return tokenizer_ && !tokenizer_->is_special(token) ? tokenizer_->decode(token).size() : 0;
 }
 
 int Text::first() const {

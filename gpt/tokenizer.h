@@ -18,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -37,7 +38,7 @@ void for_each_word(std::string_view text, const std::function<void(std::string_v
 class Tokenizer {
 public:
     // Returns whether a folder has tokenizer.json or vocab.json.
-    static bool is_in(const std::string& dir);
+    static bool is_in(const std::string& dir) { return exists(dir + "/tokenizer.json") || exists(dir + "/vocab.json"); }
 
     // A tokenizer whose token i is byte i.
     Tokenizer();
@@ -46,7 +47,9 @@ public:
 
     size_t size() const { return bytes_.size(); }
     // Returns whether this equals Tokenizer().
-    bool is_bytes() const;
+    bool is_bytes() const {
+        return bytes_ == Tokenizer().bytes_ && added_.empty() && before_.empty() && after_.empty();
+    }
     // Returns the tokens of a text, without before() and after().
     std::vector<int> encode(std::string_view text) const;
     // The special tokens that the tokenizer's template adds before and after every text.
@@ -57,7 +60,7 @@ public:
     // Returns the added token with this text, or -1.
     int added(const std::string& text) const;
     // Returns whether a token is special, such as <|endoftext|>.
-    bool is_special(int token) const;
+    bool is_special(int token) const { return special_.count(token); }
 
 private:
     friend class TokenizerFile;
@@ -67,7 +70,8 @@ private:
     int added_at(std::string_view text) const;
 
     std::vector<std::string> bytes_;   // of each token
-    std::vector<int> byte_tokens_, added_, special_, before_, after_;   // added_: longest first
+    std::vector<int> byte_tokens_, added_, before_, after_;   // added_: longest first
+    std::set<int> special_;
     std::bitset<256> begins_added_;   // per byte: whether an added token begins with it
     std::unordered_map<uint64_t, Merge> merges_;
 };
@@ -89,9 +93,9 @@ public:
     // Returns the tokens of a file's text, token_bytes() bytes each, with the template's tokens before and after them.
     std::vector<char> encode_file(std::string_view text) const;
     size_t token_bytes() const { return V_ <= 1 << 16 ? 2 : 4; }
-    std::string decode(int token) const;
+    std::string decode(int token) const { return tokenizer_ ? tokenizer_->decode(token) : format("%d ", token); }
     // Returns the number of text bytes of a token: 0 for a special token, and 0 without a tokenizer.
-    size_t bytes_of(int token) const;
+    size_t bytes_of(int token) const { return tokenizer_ && !tokenizer_->is_special(token) ? decode(token).size() : 0; }
     // Returns the first token of a sample without a prompt: <|endoftext|> or, if it does not exist, a line feed;
     // without a tokenizer, token V - 1.
     int first() const;

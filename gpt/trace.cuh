@@ -2,11 +2,6 @@
 // with a row for the CPU, one for each stream, and a counter of live bytes by category. Included by train_gpt.cu.
 #pragma once
 
-#include <array>
-#include <map>
-#include <string>
-#include <vector>
-
 constexpr long TRACED_STEPS = 3;
 constexpr int NO_LAYER = -1;
 
