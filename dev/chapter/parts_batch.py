@@ -128,13 +128,17 @@ def noise_text(scales, source, smallest):
             + (AGREES if late > 0.5 else CONTRADICTS))
 
 
+def span(batches):
+    return f"{batches[0]:,} to {batches[-1]:,}" if len(batches) > 1 else f"{batches[0]:,}"
+
+
 def optimum_texts(batches, losses, close, noise):
     best, critical = min(losses, key=losses.get), close[-1]
     near = [batch for batch in batches if losses[batch] <= 1.05 * losses[best]]
     at_edge = best in (batches[0], batches[-1])
     text = (f"The last loss is lowest with batches of {best:,} tokens{', the edge of the measured batches' * at_edge}. "
-            f"Batches of {close[0]:,} to {critical:,} are within {percent(CLOSE)} of it, {near[0]:,} to {near[-1]:,} "
-            "within 5 %. The chapter: the optimum is broad. "
+            f"Batches of {span(close)} are within {percent(CLOSE)} of it, {span(near)} within 5 %. "
+            "The chapter: the optimum is broad. "
             + (AGREES if critical >= BROAD * close[0] else f"The optimum {BEYOND}" if at_edge else CONTRADICTS))
     if not noise:
         return [text, PROXY]
@@ -187,6 +191,6 @@ def batch_size(results, about):
          (f"Last loss with batches of {high:,} against {rival:,}", "large batches learn less per token", said(last)),
          (f"Time with batches of {high:,} against {low:,}", "fewer steps save optimizer time", said(time)),
          (f"Batches within {percent(CLOSE)} of the best loss; noise scale", "broad; large models: 4 to 60 M tokens",
-          f"{close[0]:,} to {close[-1]:,} tokens; {number(scales[1])} (measured)"),
+          f"{span(close)} tokens; {number(scales[1])} (measured)"),
          (f"Last loss of a ramp against constant batches of {high:,}", "DeepSeek-V3's batch grew 5 times",
           said(ramped))])
