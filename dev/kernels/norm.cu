@@ -65,8 +65,9 @@ template <typename G, DType DTYPE> void norm_of(Study& study, size_t n) {
     c.step("blocks fill the GPU, partial sums", [&] { norm_by<1, G>(many, BLOCK, norm, partials, grads, n); });
     c.step("128 bits per load", [&] { norm_by<16 / sizeof(G), G>(many, BLOCK, norm, partials, grads, n); });
     c.step("train_gpt.cu: spans", [&] {
-        norm_partials(partials, {static_cast<G*>(grads), DTYPE}, n, {nullptr, DTYPE}, 0, 0, 0);
-        gradient_norm(norm, loss_scale_in(loss_scale), partials, norm_blocks(n, 0, 0));
+        const size_t count = norm_blocks(n, 0, 0);
+        norm_partials(partials, {static_cast<G*>(grads), DTYPE}, n, {nullptr, DTYPE}, 0, 0, 0, count);
+        gradient_norm(norm, loss_scale_in(loss_scale), partials, count);
     });
 }
 
