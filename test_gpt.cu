@@ -769,8 +769,8 @@ template <typename G> void try_muon_kernels(Trial& trial, const MuonCase& c) {
         const DeviceArray<G> grads(g0);
         floatX* const rounded = SEPARATE_MASTER ? weights : reinterpret_cast<floatX*>(static_cast<float*>(master));
         set_adamw(settings, a);
-        for (auto [name, kernel] : {std::pair{"muon_momentum", muon_kernel<MuonPass::MOMENTUM, G>},
-                                    {"muon_normalise", muon_kernel<MuonPass::NORMALISE, G>}})
+        for (auto [name, kernel] : {std::pair{"muon_momentum", &muon_kernel<MuonPass::MOMENTUM, G>},
+                                    {"muon_normalise", &muon_kernel<MuonPass::NORMALISE, G>}})
             launch(name, kernel, blocks, BLOCK, 0, pointer(out), pointer(partials), pointer(m), pointer(grads),
                    pointer(norm), pointer(scale), pointer(settings), x);
         launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, rounded, pointer(master), pointer(step),
