@@ -1312,8 +1312,10 @@ struct Reference {
     // FlashAttention papers. 16-bit gradients also round the sum at each accumulation: a few times half an ulp, which
     // is 2^-9 in BF16 and 2^-12 in FP16. FP32: three times PyTorch's own error, at least 2e-6. PyTorch's error is a few
     // roundings of 6e-8 that partly cancel; another order of additions and __expf, accurate to 2 ulps, may triple it.
+    // On a GPU at least 1e-5: random errors of 7.5e-6 in tanh, as in cuBLASLt's epilogues, change results by 8e-6.
     double limit(const std::string& key, DType grad_dtype) const {
-        if (FLOATX == DType::FP32) return std::max(3 * values("fp32_error/" + key)[0], 2e-6f);
+        const float least = device.is_cpu() ? 2e-6f : 1e-5f;
+        if (FLOATX == DType::FP32) return std::max(3 * values("fp32_error/" + key)[0], least);
         const bool loss = key == "loss" || key == "logits";
         const double rounded_sums = grad_dtype == DType::FP32 || loss ? 0 : FLOATX == DType::BF16 ? 0x1p-8 : 0x1p-11;
         return 2 * values(name_of(FLOATX) + ("_error/" + key))[0] + rounded_sums;
