@@ -291,7 +291,8 @@ def test_reference():
         precision, errors = result.header.get("precision"), {}
         for key, x in found(result).items() if result.code == 0 else ():
             error = values[f"{precision}_error/{key}"][0]
-            limit = max(3 * error, 2e-6) if precision == "fp32" else 2 * error
+            least = 1e-5 if args.same_bits == "no" else 2e-6    # on GPUs, on CPUs
+            limit = max(3 * error, least) if precision == "fp32" else 2 * error
             base = values["param/" + key[6:]] if key.startswith("final/") else ()
             errors[key] = relative_l2(x, values[key], base) / limit
         worst = max(errors, key=errors.get, default=None)
