@@ -863,7 +863,19 @@ struct Matrix {
 
     Matrix(size_t rows, size_t columns, double)
         : values(random_values<floatX>(rows * columns)), array(values), operand(array) {}
+
+    // Returns the error of a sum of products beyond that of FP32.
+    static double sum_error(const Numbers&) { return 0; }
 };
+
+// Returns the sum of product(k) over k < K, as a matmul of matrices of type M computes it.
+template <typename M, typename F> Number sum_of_products(size_t K, F product) {
+    Numbers products(K);
+    Number sum;
+    for (size_t k = 0; k < K; k++) sum += products[k] = product(k);
+    sum.error += M::sum_error(products);
+    return sum;
+}
 
 // Returns run() as on Hopper after matmul tuning that has chosen all epilogues that need it.
 template <typename F> auto with_tuned_epilogues(F run) {
@@ -883,8 +895,9 @@ template <typename F> auto with_tuned_epilogues(F run) {
 
 // A, W, G: matrix types of activations, of weights and of activation gradients. The expected product is rounded before
 // bias or GELU': without an epilogue for them in cuBLASLt, a second kernel reads the stored product.
-template <typename A, typename W> void try_matmul_forward(const char* name, const std::vector<MatmulSize>& sizes) {
-    Trial plain(name), residual(std::string(name) + " with a residual");
+template <typename A, typename W>
+void try_matmul_forward(const std::string& name, const std::vector<MatmulSize>& sizes) {
+    Trial plain(name), residual(name + " with a residual");
     for (const MatmulSize& s : sizes) {
         const size_t N = s.N, C = s.C, OC = s.OC;
         for (Trial* trial : {&plain, &residual}) trial->at(format("N %zu, C %zu, OC %zu", N, C, OC));
@@ -899,9 +912,10 @@ template <typename A, typename W> void try_matmul_forward(const char* name, cons
         };
         Numbers expected(N * OC), with_add(N * OC);
         for (size_t i = 0; i < N * OC; i++) {
-            for (size_t c = 0; c < C; c++)
-                expected[i] += Number(inp.values[i / OC * C + c]) * w.values[c * OC + i % OC];
-            expected[i] = stored_as<floatX>(expected[i]) + b[i % OC];
+            const Number product = sum_of_products<A>(C, [&](size_t c) {
+                return Number(inp.values[i / OC * C + c]) * w.values[c * OC + i % OC];
+            });
+            expected[i] = stored_as<floatX>(product) + b[i % OC];
             with_add[i] = expected[i] + add[i];
         }
         plain.compare<floatX>("out", plain.run([&] { return run(false); })[0], expected);
@@ -942,8 +956,8 @@ void try_matmul_forward_gelu(const std::vector<MatmulSize>& sizes) {
 // GELU' is an epilogue of cuBLASLt, except with FP8. db: the gradient of the bias. As an epilogue it has floatX, and
 // may sum dinp before it is rounded.
 template <typename G, typename W>
-void try_matmul_backward_input(const char* name, const std::vector<MatmulSize>& sizes) {
-    Trial plain(name), gelu(std::string(name) + " with GELU'"), fused(std::string(name) + " with GELU' as one matmul");
+void try_matmul_backward_input(const std::string& name, const std::vector<MatmulSize>& sizes) {
+    Trial plain(name), gelu(name + " with GELU'"), fused(name + " with GELU' as one matmul");
     for (const MatmulSize& s : sizes) {
         const size_t N = s.N, C = s.C, OC = s.OC;
         for (Trial* trial : {&plain, &gelu, &fused}) trial->at(format("N %zu, C %zu, OC %zu", N, C, OC));
@@ -961,8 +975,9 @@ void try_matmul_backward_input(const char* name, const std::vector<MatmulSize>& 
         const Temporarily epilogue(tanh_error, dout.operand.fp8 ? 0 : EPILOGUE_TANH_ERROR);
         Numbers expected(N * C), through_gelu(N * C), sums(C);
         for (size_t i = 0; i < N * C; i++) {
-            for (size_t o = 0; o < OC; o++)
-                expected[i] += Number(dout.values[i / C * OC + o]) * w.values[i % C * OC + o];
+            expected[i] = sum_of_products<G>(OC, [&](size_t o) {
+                return Number(dout.values[i / C * OC + o]) * w.values[i % C * OC + o];
+            });
             through_gelu[i] = stored_as<floatX>(expected[i]) * gelu_derivative_loop<Number>(pre[i]);
             sums[i % C] += stored_as<floatX>(through_gelu[i]);
         }
@@ -979,7 +994,7 @@ void try_matmul_backward_input(const char* name, const std::vector<MatmulSize>& 
 
 // cuBLASLt may round the product to dw's type before it adds the old dw.
 template <typename A, typename G>
-void try_matmul_backward_weight(const char* name, const std::vector<MatmulSize>& sizes) {
+void try_matmul_backward_weight(const std::string& name, const std::vector<MatmulSize>& sizes) {
     Trial trial(name);
     for (const MatmulSize& s : sizes)
         for_each_gradient_type([&](auto type) {
@@ -997,9 +1012,10 @@ void try_matmul_backward_weight(const char* name, const std::vector<MatmulSize>&
             });
             Numbers expected(C * OC);
             for (size_t i = 0; i < C * OC; i++) {
-                for (size_t n = 0; n < N; n++)
-                    expected[i] += Number(inp.values[n * C + i / OC]) * dout.values[n * OC + i % OC];
-                expected[i] = stored_as<T>(expected[i]) + dw[i];
+                const Number product = sum_of_products<A>(N, [&](size_t n) {
+                    return Number(inp.values[n * C + i / OC]) * dout.values[n * OC + i % OC];
+                });
+                expected[i] = stored_as<T>(product) + dw[i];
             }
             trial.compare<T>("dw", got[0], expected);
         });

@@ -4,6 +4,7 @@
 #include "cublasLt.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <sstream>
 #include <tuple>
@@ -609,6 +610,28 @@ struct Expanded {
     float scale;  // of the product
 };
 
+// Computes sums as Hopper's tensor cores: in each group of 32 products along k, the products and the sum of earlier
+// groups are truncated to fp8_bits fraction bits of the largest of them, then added, and their sum is truncated.
+void truncated_sums(const float* a, const float* b, float* sums, int64_t m, int64_t n, int64_t k) {
+    constexpr int64_t group = 32;
+    const auto unit_of = [](float x) { return std::ldexp(1.0f, std::ilogb(x) - fp8_bits); };
+    for (int64_t at = 0; at < m * n; at++) {
+        const float *x = a + at % m * k, *y = b + at / m * k;
+        float sum = 0;
+        for (int64_t begin = 0; begin < k; begin += group) {
+            const int64_t end = std::min(begin + group, k);
+            float largest = std::abs(sum);
+            for (int64_t e = begin; e < end; e++) largest = std::max(largest, std::abs(x[e] * y[e]));
+            if (largest == 0) continue;
+            const float unit = unit_of(largest);
+            float units = std::trunc(sum / unit);  // exact: below 2^24
+            for (int64_t e = begin; e < end; e++) units += std::trunc(x[e] * y[e] / unit);
+            sum = units == 0 ? 0 : std::trunc(units / unit_of(units)) * unit_of(units) * unit;
+        }
+        sums[at] = sum;
+    }
+}
+
 // Computes the tile of D that begins at row i, column j.
 void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int64_t j, int64_t rows, int64_t columns) {
     const Target& d = call.result;
@@ -624,7 +647,11 @@ void multiply_fp8_tile(const MatmulCall& call, const Expanded& x, int64_t i, int
     const Target part = {at(d.data, d.type, j * d.ld + i), d.type, d.ld};
     const Source c = {at(call.c.data, d.type, j * call.c.ld + i), call.c.ld};
     const Target sums = {scratch(Scratch::sums, rows * columns), CUDA_R_32F, rows};
-    sum_up(p, at(x.a, x.type, i * p.k), at(x.b, x.type, j * p.k), sums, call.algorithm);
+    const void *a = at(x.a, x.type, i * p.k), *b = at(x.b, x.type, j * p.k);
+    if (fp8_bits == 0) sum_up(p, a, b, sums, call.algorithm);
+    else
+        truncated_sums(static_cast<const float*>(a), static_cast<const float*>(b), static_cast<float*>(sums.data), p.m,
+                       p.n, p.k);
     cublasLtMatmulDescOpaque_t epilogue = call.desc;
     epilogue.bias_type = type_of_bias(call.desc, call.p, d.type);
     if (epilogue.epilogue & has_bias)
@@ -639,7 +666,7 @@ void multiply_fp8(const MatmulCall& call) {
     const Product& p = call.p;
     const float *scale_a = call.desc.scale_a, *scale_b = call.desc.scale_b;
     const float scale = p.alpha * (scale_a == nullptr ? 1 : *scale_a) * (scale_b == nullptr ? 1 : *scale_b);
-    const cudaDataType_t type = has_bfloat16() ? CUDA_R_16BF : CUDA_R_32F;
+    const cudaDataType_t type = has_bfloat16() && fp8_bits == 0 ? CUDA_R_16BF : CUDA_R_32F;
     const Expanded x = {expanded(Scratch::a, type, call.A, p.type_a, p.lda, p.k, p.m, !p.transpose_a),
                         expanded(Scratch::b, type, call.B, p.type_b, p.ldb, p.k, p.n, p.transpose_b), type, scale};
 #pragma omp parallel

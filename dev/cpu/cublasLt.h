@@ -117,6 +117,9 @@ enum class Algorithm : uint64_t {
     coarse,    // `plain` with the last 4 bits of each sum cleared: differs from `fast` on every processor
 };
 
+// CUDA_CPU_FP8_BITS: fraction bits of the sums of FP8 products, 13 as on Hopper. 0: FP32. Tests change it.
+inline int fp8_bits = static_cast<int>(number_of_environment("CUDA_CPU_FP8_BITS", 0));
+
 inline bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
 inline size_t bytes_of(cudaDataType_t type) {
     return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4;

@@ -617,6 +617,23 @@ static std::vector<float> fp8_product(int workers) {
     return d;
 }
 
+// Returns the sum of 1 and of 31 products 2^-14, of E4M3 operands.
+static float fp8_sum(int bits) {
+    constexpr int m = 4, k = 32;
+    std::vector<uint8_t> x(m * k, 0x04);                  // 2^-7
+    for (int i = 0; i < m; i++) x[i * k] = 0x38;          // 1
+    float d[m];
+    LtCall call;
+    call.desc.transpose_a = CUBLAS_OP_T;
+    call.a = {CUDA_R_8F_E4M3, k, m, k};
+    call.b = {CUDA_R_8F_E4M3, k, 1, k};
+    call.c = call.d = {CUDA_R_32F, m, 1, m};
+    cuda_cpu::fp8_bits = bits;
+    call.multiply(1, x.data(), x.data(), 0, nullptr, d);
+    cuda_cpu::fp8_bits = 0;
+    return d[m - 1];
+}
+
 TEST("products") {
     expect("products of column-major matrices with every transposition, leading dimensions, alpha, beta, C and each "
            "epilogue equal a loop in double, by oneDNN and by the plain loop",
@@ -625,6 +642,8 @@ TEST("products") {
     const std::vector<float> one = fp8_product(1);
     expect("FP8: 1, 2, 3 and 16 workers give the same bits",
            one[0] != 0 && one == fp8_product(2) && one == fp8_product(3) && one == fp8_product(16));
+    expect("CUDA_CPU_FP8_BITS: products lose their bits below those of the largest, as on tensor cores",
+           fp8_sum(0) == 1 + 31 * 0x1p-14f && fp8_sum(14) == fp8_sum(0) && fp8_sum(13) == 1);
 }
 
 // ---- rejected products
