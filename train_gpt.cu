@@ -280,7 +280,8 @@ constexpr int FP8_HISTORY = 16;   // steps
 // The factor by which a tensor is multiplied before it is rounded to 8 bits, one for each tensor of a layer, with the
 // statistics from which the next factor is computed. In device memory.
 struct Fp8Scale {
-    float scale = 1, inverse = 1;      // the inverse is what matmuls multiply by
+    float scale = 1;
+    alignas(16) float inverse = 1;     // what matmuls multiply by; cuBLASLt 13 rejects other alignments
     unsigned amax = 0;                 // maximum |x| of this step so far: a float's bits, which compare like integers
     unsigned counting = 0;             // whether the three counts below are kept, for the log
     unsigned long long values = 0, saturated = 0, underflow = 0;   // underflow: non-zero values rounded to 0

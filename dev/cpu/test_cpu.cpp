@@ -686,7 +686,7 @@ struct Case {
 constexpr auto fine = CUBLAS_STATUS_SUCCESS, unsupported = CUBLAS_STATUS_NOT_SUPPORTED,
                invalid = CUBLAS_STATUS_INVALID_VALUE;
 constexpr uint32_t bias_epilogue = CUBLASLT_EPILOGUE_BIAS, dgelu = CUBLASLT_EPILOGUE_DGELU;
-static float a_scale = 1;
+alignas(16) static float a_scale[2] = {1, 1};
 
 static const Case cases[] = {
     {"a product", fine, [](Parts&) {}},
@@ -695,7 +695,7 @@ static const Case cases[] = {
     {"float to bf16", unsupported, [](Parts& p) { p.a.type = p.b.type = CUDA_R_32F; }},
     {"GELU without aux", unsupported, [](Parts& p) { p.desc.epilogue = CUBLASLT_EPILOGUE_GELU; }},
     {"short rows of aux", invalid, [](Parts& p) { p.desc.epilogue = dgelu, p.desc.aux_ld = 8; }},
-    {"a scale without FP8", invalid, [](Parts& p) { p.desc.scale_a = &a_scale; }},
+    {"a scale without FP8", invalid, [](Parts& p) { p.desc.scale_a = a_scale; }},
 };
 static void a_not_transposed(Parts& p) {
     p.desc.transpose_a = CUBLAS_OP_N;
@@ -705,7 +705,8 @@ static const Case fp8_cases[] = {
     {"a product", fine, [](Parts&) {}},
     {"E5M2 and E4M3", fine, [](Parts& p) { p.a.type = CUDA_R_8F_E5M2; }},
     {"a bias", fine, [](Parts& p) { p.desc.epilogue = bias_epilogue; }},
-    {"scales", fine, [](Parts& p) { p.desc.scale_a = p.desc.scale_b = &a_scale; }},
+    {"scales", fine, [](Parts& p) { p.desc.scale_a = p.desc.scale_b = a_scale; }},
+    {"a scale that is not aligned to 16 bytes", unsupported, [](Parts& p) { p.desc.scale_b = a_scale + 1; }},
     {"E5M2 twice", unsupported, [](Parts& p) { p.a.type = p.b.type = CUDA_R_8F_E5M2; }},
     {"FP8 output", unsupported, [](Parts& p) { p.d.type = CUDA_R_8F_E4M3; }},
     {"A not transposed", unsupported, a_not_transposed},
