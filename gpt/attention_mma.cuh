@@ -53,61 +53,71 @@ __device__ __forceinline__ float row_max(float x) {
 // returns in `rescale` the factors for earlier outputs. Every row has an unmasked key in its first step.
 template <int N>
 __device__ __forceinline__ void softmax_step(float (&S)[N], RowState& rows, float (&rescale)[2], float scale) {
-    float max[2] = {rows.max[0], rows.max[1]}, sum[2] = {};
-    for (int e = 0; e < N; e++) max[e / 2 % 2] = fmaxf(max[e / 2 % 2], S[e]);
+    // Two maxima and two sums per row: one chain of dependent operations would be as slow as its latency.
+    float max[4] = {rows.max[0], rows.max[1], rows.max[0], rows.max[1]}, sum[4] = {};
+    for (int e = 0; e < N; e++) max[e / 2 % 4] = fmaxf(max[e / 2 % 4], S[e]);
     for (int h = 0; h < 2; h++) {
-        max[h] = row_max(max[h]);
+        max[h] = row_max(fmaxf(max[h], max[h + 2]));
         rescale[h] = exp2_approx((rows.max[h] - max[h]) * scale);   // first step: 2^-inf = 0
         rows.max[h] = max[h];
         max[h] *= scale;
     }
     for (int e = 0; e < N; e++) {
         S[e] = exp2_approx(S[e] * scale - max[e / 2 % 2]);
-        sum[e / 2 % 2] += S[e];
+        sum[e / 2 % 4] += S[e];
     }
-    for (int h = 0; h < 2; h++) rows.sum[h] = rows.sum[h] * rescale[h] + sum[h];
+    for (int h = 0; h < 2; h++) rows.sum[h] = rows.sum[h] * rescale[h] + (sum[h] + sum[h + 2]);
 }
 
 // Stores lse, the log-sum-exp of each row. sum is reduced over the row.
 __device__ __forceinline__ void store_lse(float* lse, const RowState& rows, const float (&sum)[2], int row0, int T,
                                           float scale) {
     for (int h = 0; h < 2; h++)
-        if (threadIdx.x % 4 == 0 && row0 + fragment_row(2 * h) < T)
+        if (threadIdx.x % 4 == 0 && is_row(row0 + fragment_row(2 * h), T))
             lse[row0 + fragment_row(2 * h)] = (rows.max[h] * scale + log2f(sum[h])) / LOG2E;
 }
 
-// Returns lse (times log2(e)) and D = sum of dout * out of a lane's two queries; writes D for the kernel of dK and dV.
-// Lanes 2i and 2i + 1 compute the D of query row0 + i.
-template <int HS>
-__device__ __forceinline__ void query_statistics(float (&lse)[2], float (&D)[2], float* D_out, const float* lse_in,
-                                                 const floatX* dout, const floatX* out, int row0, int T,
-                                                 size_t stride) {
-    const int lane = threadIdx.x % 32, row = row0 + lane / 2;
-    float sum = 0;
-    if (row < T)
-        for (int i = lane % 2 * PACK; i < HS; i += 2 * PACK) {
+// lse and D = sum of dout * out of a warp's 16 queries, row0 ... row0 + 15 of a head. load() only starts to read, so that
+// other work can hide the latency. Lanes 2i and 2i + 1 compute the D of query row0 + i.
+template <int HS> struct QueryStatistics {
+    uint4 out[HS / PACK / 2];   // packs; as RawPack each element would take a register
+    float lse[2];               // of this lane's two queries
+
+    __device__ __forceinline__ void load(const float* lse_in, const floatX* from, int row0, int T, size_t stride) {
+        for (int h = 0; h < 2; h++) {
+            const int r = row0 + fragment_row(2 * h);
+            lse[h] = is_row(r, T) ? lse_in[r] : 0.0f;
+        }
+        const floatX* row = from + max(0, min(row0 + static_cast<int>(threadIdx.x) % 32 / 2, T - 1)) * stride;
+        for (int i = 0; i < HS / PACK / 2; i++)
+            out[i] = reinterpret_cast<const uint4*>(row)[2 * i + threadIdx.x % 2];
+    }
+    // Returns D of this lane's two queries, and writes it for the kernel of dK and dV. dout(r, c) returns the address of
+    // chunk c of row row0 + r.
+    template <typename Chunk>
+    __device__ __forceinline__ void dot(float (&D)[2], float* D_out, int row0, int T, Chunk dout) const {
+        const int lane = threadIdx.x % 32, row = row0 + lane / 2;
+        float sum = 0;
+        for (int i = 0; i < HS / PACK / 2; i++) {
             float x[PACK], y[PACK];
-            load(x, dout + row * stride + i);
-            load(y, out + row * stride + i);
+            ::load(x, dout(lane / 2, 2 * i + lane % 2));
+            ::load(y, reinterpret_cast<const floatX*>(&out[i]));
             for (int k = 0; k < PACK; k++) sum += x[k] * y[k];
         }
-    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-    if (row < T && lane % 2 == 0) D_out[row] = sum;
-    for (int h = 0; h < 2; h++) {
-        const int r = fragment_row(2 * h);
-        D[h] = __shfl_sync(FULL_WARP, sum, 2 * r);
-        lse[h] = row0 + r < T ? lse_in[row0 + r] * LOG2E : 0.0f;
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        if (is_row(row, T) && lane % 2 == 0) D_out[row] = sum;
+        for (int h = 0; h < 2; h++) D[h] = __shfl_sync(FULL_WARP, sum, 2 * fragment_row(2 * h));
     }
-}
+};
 
-// In place: S becomes P = 2^(scale S - lse), and dP becomes dS = P * (dP - D). lse(e) and D(e) return the values of
-// element e's query.
+// In place: S becomes P = 2^(scale S - lse), and dP becomes scale dS = P * (scale dP - D), where D includes `scale`. lse(e)
+// and D(e) return the values of element e's query.
 template <int N, typename Lse> __device__ __forceinline__ void probabilities(float (&S)[N], float scale, Lse lse) {
     for (int e = 0; e < N; e++) S[e] = exp2_approx(S[e] * scale - lse(e));
 }
 template <int N, typename Dot>
-__device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)[N], Dot D) {
-    for (int e = 0; e < N; e++) dP[e] = P[e] * (dP[e] - D(e));
+__device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)[N], float scale, Dot D) {
+    for (int e = 0; e < N; e++) dP[e] = P[e] * (dP[e] * scale - D(e));
 }
 
 // ---- kernels
@@ -229,8 +239,14 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
     load_other(first, 0);
     cp_async_commit();
     float lse[2], D[2], dX[HS / 2] = {}, dY[HS / 2] = {};   // lse, D: dQ only, of owned queries
-    if (OWNS_QUERIES)
-        query_statistics<HS>(lse, D, D_all + head.rows, lse_all + head.rows, d, out + head.out, own0 + row, T, head.C);
+    if (OWNS_QUERIES) {
+        QueryStatistics<HS> statistics;
+        statistics.load(lse_all + head.rows, out + head.out, own0 + row, T, head.C);
+        statistics.dot(D, D_all + head.rows, own0 + row, T, [&](int r, int chunk) {
+            return d + min(own0 + row + r, T - 1) * head.C + chunk * PACK;
+        });
+        for (int h = 0; h < 2; h++) lse[h] = statistics.lse[h] * LOG2E, D[h] *= scale;
+    }
     for (int i = first; i < end; i++) {
         const int now = (i - first) % 2 * TILE;
         if (i + 1 < end) load_other(i + 1, TILE - now);
@@ -238,7 +254,7 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
         for (int r = threadIdx.x; !OWNS_QUERIES && r < MMA_ROWS; r += MMA_BLOCK) {
             const int query = i * MMA_ROWS + r;
             lse_tile[r] = query < T ? lse_all[head.rows + query] * LOG2E : 0.0f;
-            D_tile[r] = query < T ? D_all[head.rows + query] : 0.0f;
+            D_tile[r] = query < T ? D_all[head.rows + query] * scale : 0.0f;
         }
         cp_async_wait<1>();
         __syncthreads();
@@ -250,7 +266,7 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
         probabilities(S, scale * LOG2E, [&](int e) {
             return OWNS_QUERIES ? lse[e / 2 % 2] : lse_tile[fragment_column(e)];
         });
-        score_gradients(dP, S, [&](int e) { return OWNS_QUERIES ? D[e / 2 % 2] : D_tile[fragment_column(e)]; });
+        score_gradients(dP, S, scale, [&](int e) { return OWNS_QUERIES ? D[e / 2 % 2] : D_tile[fragment_column(e)]; });
         if (!OWNS_QUERIES) {
             to_operands(P, S);
             mma_outputs<HS>(dY, P, B + now);                                            // dV += P dO
@@ -259,8 +275,6 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
         mma_outputs<HS>(dX, P, A + now);                                                // dQ += dS K, or dK += dS Q
         __syncthreads();
     }
-    const float factor[2] = {scale, scale};
-    multiply_rows(dX, factor);
     floatX* to = dqkv + head.qkv + (OWNS_QUERIES ? 0 : head.C);
     store_rows<HS>(Out<e5m2>{to}, head.stride, own0 + row, T, dX, X, MMA_ROWS, row);
     if (!OWNS_QUERIES) store_rows<HS>(Out<e5m2>{to + head.C}, head.stride, own0 + row, T, dY, Y, MMA_ROWS, row);

@@ -171,17 +171,13 @@ template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
     };
 };
 
-// Returns the first query of a work tile (forward, dQ). Tile 0, the longest, has the last queries and so most keys.
-__device__ __forceinline__ int first_query(const TileScheduler& scheduler, const WorkTile& work, int rows) {
-    return (scheduler.order.columns - 1 - work.tile) * rows;
-}
-// Returns the number of key tiles (of tile_k keys) that queries [query0, query0 + rows) attend to.
-__device__ __forceinline__ int key_tiles(int query0, int rows, int T, int tile_k) {
-    return (min(query0 + rows, T) + tile_k - 1) / tile_k;
-}
-// Returns that number for a warpgroup whose first query is wg_query0; 1 if all its queries are out of range.
-__device__ __forceinline__ int warpgroup_key_tiles(int wg_query0, int T, int tile_k) {
-    return wg_query0 < T ? key_tiles(wg_query0, WGMMA_M, T, tile_k) : 1;
+// Returns the first query of a work tile (forward, dQ). Tile 0 has the last queries and so most keys. Tiles are aligned to
+// the end of the sequence: the one with out-of-range rows, which are before query 0, has the fewest keys.
+__device__ __forceinline__ int first_query(const WorkTile& work, int rows, int T) { return T - (work.tile + 1) * rows; }
+
+// Returns the number of key tiles (of tile_k keys) that queries [query0, query0 + rows) attend to; at least 1.
+__device__ __forceinline__ int key_tiles(int query0, int rows, int tile_k) {
+    return max(1, (query0 + rows + tile_k - 1) / tile_k);
 }
 
 // Releases `count` tiles of K and V that only other warpgroups read.
@@ -207,8 +203,8 @@ __device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shar
     PipelineState<Shape::STAGES> kv;   // position in shared.k and shared.v
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = publish_next(shared.next, next_work, scheduler)) {
         const WorkTile work = work_tile(scheduler, i);
-        const int query0 = first_query(scheduler, work, Shape::TILE_Q),
-                  tiles = key_tiles(query0, Shape::TILE_Q, T, Shape::TILE_K);
+        const int query0 = first_query(work, Shape::TILE_Q, T),
+                  tiles = key_tiles(query0, Shape::TILE_Q, Shape::TILE_K);
         auto load = [&](Ring<Shape::STAGES>& ring, char* tile, int head, int j) {
             uint64_t* full = &ring.full[kv.stage];
             wait_empty(ring, kv);
@@ -245,9 +241,8 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
     PipelineState<Shape::STAGES> k, v;
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
         const WorkTile work = work_tile(scheduler, i);
-        const int query0 = first_query(scheduler, work, Shape::TILE_Q), wg_query0 = query0 + wg_row;
-        const int loaded = key_tiles(query0, Shape::TILE_Q, T, TILE_K),
-                  tiles = warpgroup_key_tiles(wg_query0, T, TILE_K);
+        const int query0 = first_query(work, Shape::TILE_Q, T), wg_query0 = query0 + wg_row;
+        const int loaded = key_tiles(query0, Shape::TILE_Q, TILE_K), tiles = key_tiles(wg_query0, WGMMA_M, TILE_K);
         const bool half_of_last_tile = wg_query0 + WGMMA_M <= tiles * TILE_K - TILE_K / 2;   // the rest is masked
         float S[TILE_K / 2], rescale[2];
         HeadAccumulator<HS> O = {};
@@ -355,11 +350,11 @@ __device__ __forceinline__ void store_column_sums(float* sums, size_t stride, ch
     }
 }
 
-// Returns the first partial sum of head h for rows [row0, row0 + 64) of sequence b, in row b * ceil(T / 64) + row0 / 64
-// of `partials`. part: 0 for dQ, 1 for dK
+// Returns the first partial sum of head h for rows [row0, row0 + 64) of sequence b, in row b * ceil(T / 64) +
+// ceil(row0 / 64) of `partials`. part: 0 for dQ, 1 for dK
 __device__ __forceinline__ float* partial_sums(float* partials, const Head& head, const WorkTile& work, int part,
                                                int row0, int T, int HS) {
-    const size_t row = static_cast<size_t>(work.b) * ((T + WGMMA_M - 1) / WGMMA_M) + row0 / WGMMA_M;
+    const size_t row = static_cast<size_t>(work.b) * ((T + WGMMA_M - 1) / WGMMA_M) + (row0 + WGMMA_M - 1) / WGMMA_M;
     return partials + row * head.stride + part * head.C + work.h * HS;
 }
 
@@ -394,8 +389,8 @@ template <int HS> struct DqShape : Warpgroups<2> {
 // A consumer warpgroup of dQ. dQ += dS K of tile j - 1 overlaps with S and dP of tile j. A warpgroup takes its turn in
 // `order` once per tile, for these three products.
 template <int HS>
-__device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partials, float* D_out, const floatX* dout,
-                                            const floatX* out, const float* lse_in,
+__device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partials, float* D_out, const floatX* out,
+                                            const float* lse_in,
                                             typename DqShape<HS>::Shared& shared, const TileScheduler& scheduler,
                                             int T) {
     using Shape = DqShape<HS>;
@@ -407,11 +402,18 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
     PipelineState<1> next_work;
     PipelineState<Shape::OWN_STAGES> q;
     PipelineState<Shape::STAGES> k, v;
-    for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
+    QueryStatistics<HS> statistics;
+    auto load_statistics = [&](unsigned i) {
         const WorkTile work = work_tile(scheduler, i);
-        const int query0 = first_query(scheduler, work, Shape::TILE_Q);
-        const int loaded = key_tiles(query0, Shape::TILE_Q, T, TILE_K),
-                  tiles = warpgroup_key_tiles(query0 + wg_row, T, TILE_K);
+        const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
+        statistics.load(lse_in + head.rows, out + head.out, first_query(work, Shape::TILE_Q, T) + row, T, head.C);
+    };
+    load_statistics(scheduler.first());
+    for (unsigned i = scheduler.first(), next; i < scheduler.count(); i = next) {
+        const WorkTile work = work_tile(scheduler, i);
+        const int query0 = first_query(work, Shape::TILE_Q, T);
+        const int loaded = key_tiles(query0, Shape::TILE_Q, TILE_K),
+                  tiles = key_tiles(query0 + wg_row, WGMMA_M, TILE_K);
         const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
         float S[TILE_K / 2], dP[TILE_K / 2], lse[2], D[2];
         HeadAccumulator<HS> dQ = {};
@@ -429,8 +431,11 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
         wait_full(shared.q, q);
         order.wait();
         start_tile();
-        query_statistics<HS>(lse, D, D_out + head.rows, lse_in + head.rows, dout + head.out, out + head.out,
-                             query0 + row, T, head.C);
+        for (int h = 0; h < 2; h++) lse[h] = statistics.lse[h] * LOG2E;
+        statistics.dot(D, D_out + head.rows, query0 + row, T, [&](int r, int chunk) {
+            return reinterpret_cast<const floatX*>(tile_chunk(shared.dO[q.stage], Shape::TILE_Q, row + r, chunk));
+        });
+        for (float& d : D) d *= scale;
         for (int j = 0;;) {
             wgmma_wait<1>(S);                         // and dQ of tile j - 1
             if (j > 0) release(shared.k, k);
@@ -441,7 +446,7 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
             wgmma_wait<0>(dP);
             release(shared.v, v);
             if (j + 1 == tiles) release(shared.q, q);
-            score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
+            score_gradients(dP, S, scale, [&](int e) { return D[e / 2 % 2]; });
             to_operands(dS, dP);
             const bool last = ++j == tiles;
             if (!last) order.wait();
@@ -454,10 +459,10 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
         wgmma_wait<0>(dQ);
         release(shared.k, k);
         release_tiles(shared, k, v, loaded - tiles, order);
-        const float factor[2] = {scale, scale};
-        multiply_rows(dQ, factor);
+        next = receive_next(shared.next, next_work);
+        if (next < scheduler.count()) load_statistics(next);   // during the stores
         store_rows<HS>(dqkv.from(head.qkv), head.stride, query0 + row, T, dQ, shared.dQ, Shape::TILE_Q, row);
-        if (partials && query0 + wg_row < T)
+        if (partials && query0 + wg_row > -WGMMA_M)
             store_column_sums<HS, Shape>(partial_sums(partials, head, work, 0, query0 + wg_row, T, HS), 0, shared.dQ,
                                          wg_row, dQ);
     }
@@ -468,8 +473,8 @@ template <int HS>
 __global__ void __launch_bounds__(DqShape<HS>::BLOCK, 1)
     attention_backward_dq_wgmma_kernel(Out<e5m2> dqkv, float* partials, float* D_out,
                                        const __grid_constant__ TensorMap qkv,
-                                       const __grid_constant__ TensorMap dout_map, const floatX* dout,
-                                       const floatX* out, const float* lse, TileScheduler scheduler, int T) {
+                                       const __grid_constant__ TensorMap dout, const floatX* out, const float* lse,
+                                       TileScheduler scheduler, int T) {
     if constexpr (HAS_WGMMA) {
         using Shape = DqShape<HS>;
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(dynamic_shared());
@@ -478,11 +483,11 @@ __global__ void __launch_bounds__(DqShape<HS>::BLOCK, 1)
             uint64_t* full = &shared.q.full[stage];
             mbarrier_arrive_expect_tx(full, sizeof(shared.Q[0]) + sizeof(shared.dO[0]));
             tma_load_tile<HS>(shared.Q[stage], Shape::TILE_Q, qkv, full, work.h, query0, work.b);
-            tma_load_tile<HS>(shared.dO[stage], Shape::TILE_Q, dout_map, full, work.h, query0, work.b);
+            tma_load_tile<HS>(shared.dO[stage], Shape::TILE_Q, dout, full, work.h, query0, work.b);
         };
         specialise_warpgroups<Shape>(
             [&] { if (threadIdx.x == 0) forward_dq_producer<HS, Shape>(shared, qkv, scheduler, T, load_queries); },
-            [&, dqkv, partials] { dq_consumer<HS>(dqkv, partials, D_out, dout, out, lse, shared, scheduler, T); });
+            [&, dqkv, partials] { dq_consumer<HS>(dqkv, partials, D_out, out, lse, shared, scheduler, T); });
     }
 }
 
@@ -508,6 +513,7 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
                                              const TileScheduler& scheduler, int T) {
     using Shape = DkvShape<HS>;
     const int lane = threadIdx.x;
+    const float scale = rsqrtf(static_cast<float>(HS));
     PipelineState<1> next_work;
     PipelineState<Shape::OWN_STAGES> k;
     PipelineState<Shape::STAGES> q;
@@ -543,7 +549,7 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
             }
             for (int r = 0; r < Shape::TILE_Q / 32; r++) {
                 shared.lse[q.stage][r * 32 + lane] = my_lse[r] * LOG2E;
-                shared.D[q.stage][r * 32 + lane] = my_D[r];
+                shared.D[q.stage][r * 32 + lane] = my_D[r] * scale;
             }
             mbarrier_arrive(full);
         }
@@ -604,7 +610,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* parti
             to_operands(P, S);
             wait_full(shared.q, q);                   // already full: the branch holds the next wait, see wgmma_wait
             wgmma_wait<0>(dP);
-            score_gradients(dP, S, [&](int e) { return shared.D[q.stage][fragment_column(e)]; });
+            score_gradients(dP, S, scale, [&](int e) { return shared.D[q.stage][fragment_column(e)]; });
             to_operands(dS, dP);
             query0 += TILE_Q;
             const bool last = query0 >= T;
@@ -620,8 +626,6 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* parti
         wgmma_wait<0>(dK, dV);
         __syncwarp();
         release(shared.q, read);
-        const float factor[2] = {scale, scale};
-        multiply_rows(dK, factor);
         const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
         const size_t to_k = head.qkv + head.C, to_v = to_k + head.C;
         store_rows<HS>(dqkv.from(to_k), head.stride, key0 + row, T, dK, shared.out, Shape::TILE_K, row);
@@ -696,7 +700,7 @@ void attention_backward_wgmma(const Operand& dqkv, Grad dbias, float* partials, 
     const TileScheduler dq = make_scheduler(counter, B, T, NH, HS, Dq::TILE_Q),
                  dkv = make_scheduler(counter, B, T, NH, HS, Dkv::TILE_K);
     launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, scheduler_blocks(dq), Dq::BLOCK,
-           sizeof(typename Dq::Shared), dqkv.to<e5m2>(), partials, D, qkv_map, dout_map, dout, out, lse, dq, T);
+           sizeof(typename Dq::Shared), dqkv.to<e5m2>(), partials, D, qkv_map, dout_map, out, lse, dq, T);
     launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, scheduler_blocks(dkv), Dkv::BLOCK,
            sizeof(typename Dkv::Shared), dqkv.to<e5m2>(), partials, qkv_map, dout_map, lse, D, dkv, T);
     if (partials) add_partials({dbias}, partials, wgmma_partials(B, T), static_cast<size_t>(3) * NH * HS);

@@ -66,7 +66,10 @@ template <int N> __device__ __forceinline__ void to_operands(uint32_t (&a)[N / 8
     for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1]);
 }
 
-// Stores a fragment (16, HS) to rows row0 ... row0 + 15 of x, except rows from T on. The warp stages it in its own rows
+// Returns whether a tile's row is one of the T rows of a head.
+__device__ __forceinline__ bool is_row(int row, int T) { return static_cast<unsigned>(row) < static_cast<unsigned>(T); }
+
+// Stores a fragment (16, HS) to rows row0 ... row0 + 15 of x, except out-of-range rows. The warp stages it in its own rows
 // of `tile`, so that neighbouring lanes write neighbouring 16-byte chunks.
 template <int HS, typename F8>
 __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int row0, int T, const float* fragment,
@@ -83,7 +86,7 @@ __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int 
     __syncwarp();
     for (int e = static_cast<int>(lane); e < 16 * (HS / PACK); e += 32) {
         const int row = e / (HS / PACK), chunk = e % (HS / PACK);
-        if (row0 + row >= T) continue;
+        if (!is_row(row0 + row, T)) continue;
         const void* from = tile_chunk(tile, tile_rows, tile_row + row, chunk);
         writer.put((row0 + row) * stride + chunk * PACK, *static_cast<const RawPack<floatX, PACK>*>(from));
     }
