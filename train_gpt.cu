@@ -1405,13 +1405,15 @@ __device__ float update_loss_scale(LossScale* s, float scaled_norm) {
 // shapes    logits (N,Vp) floatX, of which V are real | targets (N) int32 | losses (N) fp32
 //           a target of -1 marks a row without one: its loss and gradient are 0
 // mapping   one block per row: a running maximum per thread, a running sum per element of its pack, then a reduction.
-//           The row stays in shared memory for the second pass if the rows of two blocks fit
+//           If the rows of two blocks fit in shared memory, cp.async copies them there, FETCH_AHEAD packs of a thread
+//           ahead of its sums: 64 KiB per block are in flight (BF16). The second pass then reads shared memory
 // cost      bandwidth: reads and writes N*Vp once; reads it twice where rows do not fit
 // variants  dev/kernels/cross_entropy.cu
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
 
 constexpr int CROSS_ENTROPY_BLOCK = WARP_SIZE == 1 ? 1 : 512;
+constexpr int FETCH_AHEAD = 8;
 
 // Sets logits of the vocabulary's padding, among i ... i + PACK - 1, to -infinity: their exp is 0.
 __device__ __forceinline__ void mask_padding(float (&x)[PACK], int i, int V) {
@@ -1425,14 +1427,25 @@ template <Want WANT>
 __global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 2)
 cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float mean, const LossScale* loss_scale,
                      int V, int Vp, SecondPass from) {
-    const bool keep = from == SecondPass::FROM_SHARED;
+    const bool keep = HAS_MMA && WANT == Want::LOSS_AND_GRADIENT && from == SecondPass::FROM_SHARED;
     const size_t n = blockIdx.x;
     const int target = targets[n], first = threadIdx.x * PACK, stride = blockDim.x * PACK;
     floatX *row = logits + n * Vp, *kept = reinterpret_cast<floatX*>(dynamic_shared());
+    auto fetch = [&](int i) {   // a thread reads back only its own packs: no barrier
+        if (i < Vp) cp_async(kept + i, row + i, true);
+        cp_async_commit();
+    };
+    for (int p = 0; keep && p < FETCH_AHEAD; p++) fetch(first + p * stride);
+    // Loaded here, so that no thread waits for them between the passes.
+    const float scale = WANT == Want::LOSS ? 0 : mean * loss_scale->scale;
+    const floatX target_logit = row[target < 0 ? 0 : target];
     float x[PACK], max = LOWEST, sum[PACK] = {};   // max: times LOG2E
     for (int i = first; i < Vp; i += stride) {
-        load(x, row + i);
-        if (keep) store(kept + i, x);
+        if (keep) {
+            fetch(i + FETCH_AHEAD * stride);
+            cp_async_wait<FETCH_AHEAD>();
+            load(x, kept + i);
+        } else load(x, row + i);
         mask_padding(x, i, V);
         float pack_max = x[0];
         for (int k = 1; k < PACK; k++) pack_max = fmaxf(pack_max, x[k]);
@@ -1447,10 +1460,9 @@ cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float me
     for (int k = 0; k < PACK; k++) my_sum += sum[k];
     const float row_max = block_max(max), row_sum = block_sum(my_sum * exp2_approx(max - row_max));
     if (threadIdx.x == 0)
-        losses[n] = target < 0 ? 0.0f : row_max / LOG2E + logf(row_sum) - static_cast<float>(row[target]);
+        losses[n] = target < 0 ? 0.0f : row_max / LOG2E + logf(row_sum) - static_cast<float>(target_logit);
     if (WANT == Want::LOSS) return;
-    __syncthreads();   // row[target] has been read
-    const float scale = mean * loss_scale->scale, factor = target < 0 ? 0.0f : scale / row_sum;
+    const float factor = target < 0 ? 0.0f : scale / row_sum;
     for (int i = first; i < Vp; i += stride) {
         load(x, keep ? kept + i : row + i);
         mask_padding(x, i, V);
