@@ -695,16 +695,34 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 //           dbias += sum of the new dinp over rows: the gradient of the bias of the matmul whose output was `inp`.
 //           Computing it here saves reading dinp once more
 // shapes    inp, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
-// mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row stays in shared memory
-//           for the variance and the output. Backward: a block processes rows blockIdx.x, blockIdx.x + gridDim.x, ...;
-//           a thread owns packs of columns, and their sums over the block's rows. If a thread has one pack (on a GPU
-//           with C up to LAYERNORM_BLOCK * PACK), all loads of a row are issued at once, and the row and the sums stay
-//           in registers. Otherwise the sums are in shared memory, and the second pass over a row reads it again
+// mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... and loads LAYERNORM_PACKS of them
+//           at once. The row stays in shared memory for the variance and the output. Backward: a block processes rows
+//           blockIdx.x, blockIdx.x + gridDim.x, ...; a thread owns packs of columns, and their sums over the block's
+//           rows. If a thread has one pack (on a GPU with C up to LAYERNORM_BLOCK * PACK), all loads of a row are issued
+//           at once, and the row and the sums stay in registers. Otherwise the sums are in shared memory, and the second
+//           pass over a row reads it again
 // cost      bandwidth: forward reads 1, writes 1 of N*C elements; backward reads 3 (dout, inp, dinp), writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 // variants  dev/kernels/layernorm.cu
 
 constexpr float LAYERNORM_EPS = 1e-5f;
+constexpr int LAYERNORM_PACKS = WARP_SIZE == 1 ? 1 : 4;   // of a lane in forward, loaded before the first is added
+
+// A pack as it is stored, which needs fewer registers than floats. Of words, because nvcc would keep each element of an
+// array of 16-bit elements in a register of its own.
+struct StoredPack {
+    RawPack<uint32_t, PACK * sizeof(floatX) / sizeof(uint32_t)> words = {};
+
+    __device__ __forceinline__ void load(const floatX* from) {
+        words = *reinterpret_cast<const decltype(words)*>(from);
+    }
+    __device__ __forceinline__ void store(floatX* to) const { *reinterpret_cast<decltype(words)*>(to) = words; }
+    __device__ __forceinline__ void unpack(float (&x)[PACK]) const {
+        RawPack<floatX, PACK> pack;
+        memcpy(&pack, &words, sizeof(pack));
+        to_floats(x, pack.v);
+    }
+};
 
 __global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd, const floatX* inp, const floatX* w,
                                          const floatX* b, size_t N, int C) {
@@ -713,10 +731,15 @@ __global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd
     Writer<e4m3, Reach::WARP> writer(out);
     floatX* row = reinterpret_cast<floatX*>(dynamic_shared()) + threadIdx.x / WARP_SIZE * C;
     float v[PACK], u[PACK], s[PACK], sum[PACK] = {}, squares[PACK] = {};
-    for (int i = lane_start(); i < C; i += LANE_STRIDE) {   // a lane reads back only its own packs: no barrier
-        load(v, inp + n * C + i);
-        store(row + i, v);
-        for (int k = 0; k < PACK; k++) sum[k] += v[k];
+    for (int first = lane_start(); first < C; first += LAYERNORM_PACKS * LANE_STRIDE) {
+        StoredPack packs[LAYERNORM_PACKS];
+        for (int p = 0, i = first; p < LAYERNORM_PACKS; p++, i += LANE_STRIDE)
+            if (i < C) packs[p].load(inp + n * C + i);
+        for (int p = 0, i = first; p < LAYERNORM_PACKS && i < C; p++, i += LANE_STRIDE) {
+            packs[p].store(row + i);   // a lane reads back only its own packs: no barrier
+            packs[p].unpack(v);
+            for (int k = 0; k < PACK; k++) sum[k] += v[k];
+        }
     }
     const float m = warp_sum(sum) / C;
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
@@ -738,21 +761,6 @@ __global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd
 }
 
 constexpr int LAYERNORM_BLOCK = WARP_SIZE == 1 ? 1 : 512;   // threads of backward's block, at most
-
-// A pack as it is stored, which needs fewer registers than floats. Of words, because nvcc would keep each element of an
-// array of 16-bit elements in a register of its own.
-struct StoredPack {
-    RawPack<uint32_t, PACK * sizeof(floatX) / sizeof(uint32_t)> words = {};
-
-    __device__ __forceinline__ void load(const floatX* from) {
-        words = *reinterpret_cast<const decltype(words)*>(from);
-    }
-    __device__ __forceinline__ void unpack(float (&x)[PACK]) const {
-        RawPack<floatX, PACK> pack;
-        memcpy(&pack, &words, sizeof(pack));
-        to_floats(x, pack.v);
-    }
-};
 
 // The sums over a block's rows of a thread's columns. The first OWN of DW, DB and DBIAS are in registers, which needs a
 // thread with one pack. The others are in dynamic shared memory.
