@@ -527,6 +527,34 @@ private:
 //           attention kernels that write dqkv, one partial for each 64 rows
 // cost      the partials, MAX_PARTIALS rows of FP32 for 65536 rows, stay in the L2 cache
 
+// Blocks of one warp that own SUM_COLUMNS columns, for the sums over rows in bias_backward and embedding_backward_wpe.
+constexpr int SUM_COLUMNS = 256;
+constexpr int SUM_PACKS = SUM_COLUMNS / FP32_STRIDE;    // of a lane
+constexpr int SUM_ROWS = WARP_SIZE == 1 ? 1 : 4;        // loaded before the first of them is added
+
+// Adds ROWS rows of a lane's columns, `stride` rows apart. On a GPU out-of-range lanes load the last columns again:
+// without an `if`, all loads are in flight at once.
+template <int ROWS>
+__device__ __forceinline__ void add_rows(float (&sum)[SUM_PACKS][PACK_FP32], const floatX* row, size_t stride,
+                                         int column, int columns) {
+    float x[ROWS][SUM_PACKS][PACK_FP32] = {};
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < SUM_PACKS; p++)
+            if (WARP_SIZE > 1 || column + p * FP32_STRIDE < columns)
+                load(x[r][p], row + r * stride * columns + min(column + p * FP32_STRIDE, columns - PACK_FP32));
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < SUM_PACKS; p++)
+            for (int k = 0; k < PACK_FP32; k++) sum[p][k] += x[r][p][k];
+}
+
+// Adds rows n, n + stride, ... of x (N, columns).
+__device__ __forceinline__ void add_rows(float (&sum)[SUM_PACKS][PACK_FP32], const floatX* x, size_t n, size_t N,
+                                         size_t stride, int column, int columns) {
+    for (; n + (SUM_ROWS - 1) * stride < N; n += SUM_ROWS * stride)
+        add_rows<SUM_ROWS>(sum, x + n * columns, stride, column, columns);
+    for (; n < N; n += stride) add_rows<1>(sum, x + n * columns, stride, column, columns);
+}
+
 constexpr size_t MAX_PARTIALS = 1024;
 constexpr size_t ROWS_PER_PARTIAL = 16;   // with fewer rows, partials cost more than the additional blocks gain
 
@@ -583,7 +611,8 @@ void add_partials(std::initializer_list<Grad> grads, const std::common_type_t<P>
 //           them, and run r, the positions of one token, is order[run_starts[r]] ... order[run_starts[r+1]-1]. One
 //           warp sums one run in order, which is deterministic without atomics. A frequent token has a long run: on a
 //           GPU each FP32_STRIDE columns have a warp of their own, and all warps of a block share a run longer than
-//           LONG_RUN; their sums are added in the order of the warps
+//           LONG_RUN; their sums are added in the order of the warps. dwpe: a block of one warp owns one position and
+//           SUM_COLUMNS columns
 // cost      bandwidth: forward reads 2 and writes 1 of N*C, backward reads 2
 // variants  dev/kernels/embedding.cu
 
@@ -655,18 +684,14 @@ __global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const
 }
 
 template <typename G>
-__global__ void embedding_backward_wpe_kernel(G* dwpe, const floatX* dout, size_t N, size_t first, int T, int C) {
-    const size_t t = warp_row();
-    if (t >= static_cast<size_t>(T)) return;
-    for (int i = fp32_lane_start(); i < C; i += FP32_STRIDE) {
-        float sum[PACK_FP32], x[PACK_FP32];
-        load(sum, dwpe + t * C + i);
-        for (size_t n = (t + T - first % T) % T; n < N; n += T) {
-            load(x, dout + n * C + i);
-            for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
-        }
-        store(dwpe + t * C + i, sum);
-    }
+__global__ void __launch_bounds__(WARP_SIZE)
+embedding_backward_wpe_kernel(G* dwpe, const floatX* dout, size_t N, size_t first, int T, int C) {
+    const int column = blockIdx.x * SUM_COLUMNS + fp32_lane_start();
+    const size_t t = blockIdx.y;
+    float sum[SUM_PACKS][PACK_FP32] = {};
+    add_rows(sum, dout, (t + T - first % T) % T, N, T, column, C);
+    for (int p = 0; p < SUM_PACKS; p++)
+        if (column + p * FP32_STRIDE < C) add_to(dwpe + t * C + column + p * FP32_STRIDE, sum[p]);
 }
 
 void embedding_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, size_t N, size_t first, int T,
@@ -684,7 +709,7 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
     });
     with_type(dwpe, [&](auto* g) {
         launch("embedding_backward_wpe", embedding_backward_wpe_kernel<std::remove_pointer_t<decltype(g)>>,
-               row_blocks(T), BLOCK, 0, updated(g), dout, N, first, T, C);
+               dim3(ceil_div(C, SUM_COLUMNS), T), WARP_SIZE, 0, updated(g), dout, N, first, T, C);
     });
 }
 
@@ -898,39 +923,16 @@ void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float
 // forward   out[n] += b, an epilogue of the matmul
 // backward  db += sum of dout[n] over rows
 // shapes    dout (N,OC) floatX | db (OC) in the type of --grad-dtype
-// mapping   a block of one warp owns BIAS_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns,
-//           and loads BIAS_ROWS rows of them at once: with 32 blocks, 64 KiB are in flight on a multiprocessor (BF16)
+// mapping   a block of one warp owns SUM_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns,
+//           and loads SUM_ROWS rows of them at once: with 32 blocks, 64 KiB are in flight on a multiprocessor (BF16)
 // cost      bandwidth: reads N*OC once
-
-constexpr int BIAS_COLUMNS = 256;
-constexpr int BIAS_PACKS = BIAS_COLUMNS / FP32_STRIDE;   // of a lane
-constexpr int BIAS_ROWS = WARP_SIZE == 1 ? 1 : 4;        // loaded before the first of them is added
-
-// Adds ROWS rows of a lane's columns, `stride` rows apart. On a GPU out-of-range lanes load the last columns again:
-// without an `if`, all loads are in flight at once.
-template <int ROWS>
-__device__ __forceinline__ void add_rows(float (&sum)[BIAS_PACKS][PACK_FP32], const floatX* row, size_t stride,
-                                         int column, int OC) {
-    float x[ROWS][BIAS_PACKS][PACK_FP32] = {};
-    for (int r = 0; r < ROWS; r++)
-        for (int p = 0; p < BIAS_PACKS; p++)
-            if (WARP_SIZE > 1 || column + p * FP32_STRIDE < OC)
-                load(x[r][p], row + r * stride * OC + min(column + p * FP32_STRIDE, OC - PACK_FP32));
-    for (int r = 0; r < ROWS; r++)
-        for (int p = 0; p < BIAS_PACKS; p++)
-            for (int k = 0; k < PACK_FP32; k++) sum[p][k] += x[r][p][k];
-}
 
 __global__ void __launch_bounds__(WARP_SIZE)
 bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
-    const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
-    const size_t stride = gridDim.y;
-    float sum[BIAS_PACKS][PACK_FP32] = {};
-    size_t n = blockIdx.y;
-    for (; n + (BIAS_ROWS - 1) * stride < N; n += BIAS_ROWS * stride)
-        add_rows<BIAS_ROWS>(sum, dout + n * OC, stride, column, OC);
-    for (; n < N; n += stride) add_rows<1>(sum, dout + n * OC, stride, column, OC);
-    for (int p = 0; p < BIAS_PACKS; p++)
+    const int column = blockIdx.x * SUM_COLUMNS + fp32_lane_start();
+    float sum[SUM_PACKS][PACK_FP32] = {};
+    add_rows(sum, dout, blockIdx.y, N, gridDim.y, column, OC);
+    for (int p = 0; p < SUM_PACKS; p++)
         if (column + p * FP32_STRIDE < OC)
             store(partials + blockIdx.y * static_cast<size_t>(OC) + column + p * FP32_STRIDE, sum[p]);
 }
@@ -938,7 +940,7 @@ bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
 // partials (partial_blocks(N), OC) fp32 scratch
 void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int OC) {
     const size_t blocks = partial_blocks(N);
-    launch("bias_backward", bias_backward_kernel, dim3(ceil_div(OC, BIAS_COLUMNS), blocks), WARP_SIZE, 0, partials,
+    launch("bias_backward", bias_backward_kernel, dim3(ceil_div(OC, SUM_COLUMNS), blocks), WARP_SIZE, 0, partials,
            dout, N, OC);
     add_partials({db}, partials, blocks, OC);
 }
@@ -1494,8 +1496,9 @@ void cross_entropy(floatX* logits, float* losses, const int* targets, float mean
                    size_t N, int V, int Vp) {
     const size_t row_bytes = Vp * sizeof(floatX), reduction_bytes = 2 * 32 * sizeof(float);
     const size_t block_bytes = row_bytes + reduction_bytes + device.properties.reservedSharedMemPerBlock;
-    // Two blocks fit on a multiprocessor: one loads while the other reduces. On a CPU the row is in the cache.
-    const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT &&
+    // Two blocks fit on a multiprocessor: one loads while the other stores. cp.async needs compute capability 8.0. On a
+    // CPU the row is in the cache.
+    const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT && device.properties.major != 7 &&
                       2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
     launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0, updated(logits),
            losses, targets, mean, loss_scale, V, Vp, fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
