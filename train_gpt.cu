@@ -528,6 +528,34 @@ private:
 //           attention kernels that write dqkv, one partial for each 64 rows
 // cost      the partials, MAX_PARTIALS rows of FP32 for 65536 rows, stay in the L2 cache
 
+// Blocks of one warp that own SUM_COLUMNS columns, for the sums over rows in bias_backward and embedding_backward_wpe.
+constexpr int SUM_COLUMNS = 256;
+constexpr int SUM_PACKS = SUM_COLUMNS / FP32_STRIDE;    // of a lane
+constexpr int SUM_ROWS = WARP_SIZE == 1 ? 1 : 4;        // loaded before the first of them is added
+
+// Adds ROWS rows of a lane's columns, `stride` rows apart. On a GPU out-of-range lanes load the last columns again:
+// without an `if`, all loads are in flight at once.
+template <int ROWS>
+__device__ __forceinline__ void add_rows(float (&sum)[SUM_PACKS][PACK_FP32], const floatX* row, size_t stride,
+                                         int column, int columns) {
+    float x[ROWS][SUM_PACKS][PACK_FP32] = {};
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < SUM_PACKS; p++)
+            if (WARP_SIZE > 1 || column + p * FP32_STRIDE < columns)
+                load(x[r][p], row + r * stride * columns + min(column + p * FP32_STRIDE, columns - PACK_FP32));
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < SUM_PACKS; p++)
+            for (int k = 0; k < PACK_FP32; k++) sum[p][k] += x[r][p][k];
+}
+
+// Adds rows n, n + stride, ... of x (N, columns).
+__device__ __forceinline__ void add_rows(float (&sum)[SUM_PACKS][PACK_FP32], const floatX* x, size_t n, size_t N,
+                                         size_t stride, int column, int columns) {
+    for (; n + (SUM_ROWS - 1) * stride < N; n += SUM_ROWS * stride)
+        add_rows<SUM_ROWS>(sum, x + n * columns, stride, column, columns);
+    for (; n < N; n += stride) add_rows<1>(sum, x + n * columns, stride, column, columns);
+}
+
 constexpr size_t MAX_PARTIALS = 1024;
 constexpr size_t ROWS_PER_PARTIAL = 16;   // with fewer rows, partials cost more than the additional blocks gain
 
@@ -584,7 +612,8 @@ void add_partials(std::initializer_list<Grad> grads, const std::common_type_t<P>
 //           them, and run r, the positions of one token, is order[run_starts[r]] ... order[run_starts[r+1]-1]. One
 //           warp sums one run in order, which is deterministic without atomics. A frequent token has a long run: on a
 //           GPU each FP32_STRIDE columns have a warp of their own, and all warps of a block share a run longer than
-//           LONG_RUN; their sums are added in the order of the warps
+//           LONG_RUN; their sums are added in the order of the warps. dwpe: a block of one warp owns one position and
+//           SUM_COLUMNS columns
 // cost      bandwidth: forward reads 2 and writes 1 of N*C, backward reads 2
 // variants  dev/kernels/embedding.cu
 
@@ -656,18 +685,14 @@ __global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const
 }
 
 template <typename G>
-__global__ void embedding_backward_wpe_kernel(G* dwpe, const floatX* dout, size_t N, size_t first, int T, int C) {
-    const size_t t = warp_row();
-    if (t >= static_cast<size_t>(T)) return;
-    for (int i = fp32_lane_start(); i < C; i += FP32_STRIDE) {
-        float sum[PACK_FP32], x[PACK_FP32];
-        load(sum, dwpe + t * C + i);
-        for (size_t n = (t + T - first % T) % T; n < N; n += T) {
-            load(x, dout + n * C + i);
-            for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
-        }
-        store(dwpe + t * C + i, sum);
-    }
+__global__ void __launch_bounds__(WARP_SIZE)
+embedding_backward_wpe_kernel(G* dwpe, const floatX* dout, size_t N, size_t first, int T, int C) {
+    const int column = blockIdx.x * SUM_COLUMNS + fp32_lane_start();
+    const size_t t = blockIdx.y;
+    float sum[SUM_PACKS][PACK_FP32] = {};
+    add_rows(sum, dout, (t + T - first % T) % T, N, T, column, C);
+    for (int p = 0; p < SUM_PACKS; p++)
+        if (column + p * FP32_STRIDE < C) add_to(dwpe + t * C + column + p * FP32_STRIDE, sum[p]);
 }
 
 void embedding_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, size_t N, size_t first, int T,
@@ -685,7 +710,7 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
     });
     with_type(dwpe, [&](auto* g) {
         launch("embedding_backward_wpe", embedding_backward_wpe_kernel<std::remove_pointer_t<decltype(g)>>,
-               row_blocks(T), BLOCK, 0, updated(g), dout, N, first, T, C);
+               dim3(ceil_div(C, SUM_COLUMNS), T), WARP_SIZE, 0, updated(g), dout, N, first, T, C);
     });
 }
 
@@ -696,16 +721,34 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 //           dbias += sum of the new dinp over rows: the gradient of the bias of the matmul whose output was `inp`.
 //           Computing it here saves reading dinp once more
 // shapes    inp, out (N,C) floatX | mean, rstd (N) fp32 | w, b (C) floatX
-// mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... The row stays in shared memory
-//           for the variance and the output. Backward: a block processes rows blockIdx.x, blockIdx.x + gridDim.x, ...;
-//           a thread owns packs of columns, and their sums over the block's rows. If a thread has one pack (on a GPU
-//           with C up to LAYERNORM_BLOCK * PACK), all loads of a row are issued at once, and the row and the sums stay
-//           in registers. Otherwise the sums are in shared memory, and the second pass over a row reads it again
+// mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... and loads LAYERNORM_PACKS of them
+//           at once. The row stays in shared memory for the variance and the output. Backward: a block processes rows
+//           blockIdx.x, blockIdx.x + gridDim.x, ...; a thread owns packs of columns, and their sums over the block's
+//           rows. If a thread has one pack (on a GPU with C up to LAYERNORM_BLOCK * PACK), all loads of a row are issued
+//           at once, and the row and the sums stay in registers. Otherwise the sums are in shared memory, and the second
+//           pass over a row reads it again
 // cost      bandwidth: forward reads 1, writes 1 of N*C elements; backward reads 3 (dout, inp, dinp), writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 // variants  dev/kernels/layernorm.cu
 
 constexpr float LAYERNORM_EPS = 1e-5f;
+constexpr int LAYERNORM_PACKS = WARP_SIZE == 1 ? 1 : 4;   // of a lane in forward, loaded before the first is added
+
+// A pack as it is stored, which needs fewer registers than floats. Of words, because nvcc would keep each element of an
+// array of 16-bit elements in a register of its own.
+struct StoredPack {
+    RawPack<uint32_t, PACK * sizeof(floatX) / sizeof(uint32_t)> words = {};
+
+    __device__ __forceinline__ void load(const floatX* from) {
+        words = *reinterpret_cast<const decltype(words)*>(from);
+    }
+    __device__ __forceinline__ void store(floatX* to) const { *reinterpret_cast<decltype(words)*>(to) = words; }
+    __device__ __forceinline__ void unpack(float (&x)[PACK]) const {
+        RawPack<floatX, PACK> pack;
+        memcpy(&pack, &words, sizeof(pack));
+        to_floats(x, pack.v);
+    }
+};
 
 __global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd, const floatX* inp, const floatX* w,
                                          const floatX* b, size_t N, int C) {
@@ -714,10 +757,15 @@ __global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd
     Writer<e4m3, Reach::WARP> writer(out);
     floatX* row = reinterpret_cast<floatX*>(dynamic_shared()) + threadIdx.x / WARP_SIZE * C;
     float v[PACK], u[PACK], s[PACK], sum[PACK] = {}, squares[PACK] = {};
-    for (int i = lane_start(); i < C; i += LANE_STRIDE) {   // a lane reads back only its own packs: no barrier
-        load(v, inp + n * C + i);
-        store(row + i, v);
-        for (int k = 0; k < PACK; k++) sum[k] += v[k];
+    for (int first = lane_start(); first < C; first += LAYERNORM_PACKS * LANE_STRIDE) {
+        StoredPack packs[LAYERNORM_PACKS];
+        for (int p = 0, i = first; p < LAYERNORM_PACKS; p++, i += LANE_STRIDE)
+            if (i < C) packs[p].load(inp + n * C + i);
+        for (int p = 0, i = first; p < LAYERNORM_PACKS && i < C; p++, i += LANE_STRIDE) {
+            packs[p].store(row + i);   // a lane reads back only its own packs: no barrier
+            packs[p].unpack(v);
+            for (int k = 0; k < PACK; k++) sum[k] += v[k];
+        }
     }
     const float m = warp_sum(sum) / C;
     for (int i = lane_start(); i < C; i += LANE_STRIDE) {
@@ -739,21 +787,6 @@ __global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd
 }
 
 constexpr int LAYERNORM_BLOCK = WARP_SIZE == 1 ? 1 : 512;   // threads of backward's block, at most
-
-// A pack as it is stored, which needs fewer registers than floats. Of words, because nvcc would keep each element of an
-// array of 16-bit elements in a register of its own.
-struct StoredPack {
-    RawPack<uint32_t, PACK * sizeof(floatX) / sizeof(uint32_t)> words = {};
-
-    __device__ __forceinline__ void load(const floatX* from) {
-        words = *reinterpret_cast<const decltype(words)*>(from);
-    }
-    __device__ __forceinline__ void unpack(float (&x)[PACK]) const {
-        RawPack<floatX, PACK> pack;
-        memcpy(&pack, &words, sizeof(pack));
-        to_floats(x, pack.v);
-    }
-};
 
 // The sums over a block's rows of a thread's columns. The first OWN of DW, DB and DBIAS are in registers, which needs a
 // thread with one pack. The others are in dynamic shared memory.
@@ -891,39 +924,16 @@ void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float
 // forward   out[n] += b, an epilogue of the matmul
 // backward  db += sum of dout[n] over rows
 // shapes    dout (N,OC) floatX | db (OC) in the type of --grad-dtype
-// mapping   a block of one warp owns BIAS_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns,
-//           and loads BIAS_ROWS rows of them at once: with 32 blocks, 64 KiB are in flight on a multiprocessor (BF16)
+// mapping   a block of one warp owns SUM_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns,
+//           and loads SUM_ROWS rows of them at once: with 32 blocks, 64 KiB are in flight on a multiprocessor (BF16)
 // cost      bandwidth: reads N*OC once
-
-constexpr int BIAS_COLUMNS = 256;
-constexpr int BIAS_PACKS = BIAS_COLUMNS / FP32_STRIDE;   // of a lane
-constexpr int BIAS_ROWS = WARP_SIZE == 1 ? 1 : 4;        // loaded before the first of them is added
-
-// Adds ROWS rows of a lane's columns, `stride` rows apart. On a GPU out-of-range lanes load the last columns again:
-// without an `if`, all loads are in flight at once.
-template <int ROWS>
-__device__ __forceinline__ void add_rows(float (&sum)[BIAS_PACKS][PACK_FP32], const floatX* row, size_t stride,
-                                         int column, int OC) {
-    float x[ROWS][BIAS_PACKS][PACK_FP32] = {};
-    for (int r = 0; r < ROWS; r++)
-        for (int p = 0; p < BIAS_PACKS; p++)
-            if (WARP_SIZE > 1 || column + p * FP32_STRIDE < OC)
-                load(x[r][p], row + r * stride * OC + min(column + p * FP32_STRIDE, OC - PACK_FP32));
-    for (int r = 0; r < ROWS; r++)
-        for (int p = 0; p < BIAS_PACKS; p++)
-            for (int k = 0; k < PACK_FP32; k++) sum[p][k] += x[r][p][k];
-}
 
 __global__ void __launch_bounds__(WARP_SIZE)
 bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
-    const int column = blockIdx.x * BIAS_COLUMNS + fp32_lane_start();
-    const size_t stride = gridDim.y;
-    float sum[BIAS_PACKS][PACK_FP32] = {};
-    size_t n = blockIdx.y;
-    for (; n + (BIAS_ROWS - 1) * stride < N; n += BIAS_ROWS * stride)
-        add_rows<BIAS_ROWS>(sum, dout + n * OC, stride, column, OC);
-    for (; n < N; n += stride) add_rows<1>(sum, dout + n * OC, stride, column, OC);
-    for (int p = 0; p < BIAS_PACKS; p++)
+    const int column = blockIdx.x * SUM_COLUMNS + fp32_lane_start();
+    float sum[SUM_PACKS][PACK_FP32] = {};
+    add_rows(sum, dout, blockIdx.y, N, gridDim.y, column, OC);
+    for (int p = 0; p < SUM_PACKS; p++)
         if (column + p * FP32_STRIDE < OC)
             store(partials + blockIdx.y * static_cast<size_t>(OC) + column + p * FP32_STRIDE, sum[p]);
 }
@@ -931,7 +941,7 @@ bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
 // partials (partial_blocks(N), OC) fp32 scratch
 void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int OC) {
     const size_t blocks = partial_blocks(N);
-    launch("bias_backward", bias_backward_kernel, dim3(ceil_div(OC, BIAS_COLUMNS), blocks), WARP_SIZE, 0, partials,
+    launch("bias_backward", bias_backward_kernel, dim3(ceil_div(OC, SUM_COLUMNS), blocks), WARP_SIZE, 0, partials,
            dout, N, OC);
     add_partials({db}, partials, blocks, OC);
 }
@@ -1406,13 +1416,15 @@ __device__ float update_loss_scale(LossScale* s, float scaled_norm) {
 // shapes    logits (N,Vp) floatX, of which V are real | targets (N) int32 | losses (N) fp32
 //           a target of -1 marks a row without one: its loss and gradient are 0
 // mapping   one block per row: a running maximum per thread, a running sum per element of its pack, then a reduction.
-//           The row stays in shared memory for the second pass if the rows of two blocks fit
+//           If the rows of two blocks fit in shared memory, cp.async copies them there, FETCH_AHEAD packs of a thread
+//           ahead of its sums: 64 KiB per block are in flight (BF16). The second pass then reads shared memory
 // cost      bandwidth: reads and writes N*Vp once; reads it twice where rows do not fit
 // variants  dev/kernels/cross_entropy.cu
 
 enum class Want { LOSS, LOSS_AND_GRADIENT };
 
 constexpr int CROSS_ENTROPY_BLOCK = WARP_SIZE == 1 ? 1 : 512;
+constexpr int FETCH_AHEAD = 8;
 
 // Sets logits of the vocabulary's padding, among i ... i + PACK - 1, to -infinity: their exp is 0.
 __device__ __forceinline__ void mask_padding(float (&x)[PACK], int i, int V) {
@@ -1426,14 +1438,25 @@ template <Want WANT>
 __global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 2)
 cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float mean, const LossScale* loss_scale,
                      int V, int Vp, SecondPass from) {
-    const bool keep = from == SecondPass::FROM_SHARED;
+    const bool keep = HAS_MMA && WANT == Want::LOSS_AND_GRADIENT && from == SecondPass::FROM_SHARED;
     const size_t n = blockIdx.x;
     const int target = targets[n], first = threadIdx.x * PACK, stride = blockDim.x * PACK;
     floatX *row = logits + n * Vp, *kept = reinterpret_cast<floatX*>(dynamic_shared());
+    auto fetch = [&](int i) {   // a thread reads back only its own packs: no barrier
+        if (i < Vp) cp_async(kept + i, row + i, true);
+        cp_async_commit();
+    };
+    for (int p = 0; keep && p < FETCH_AHEAD; p++) fetch(first + p * stride);
+    // Loaded here, so that no thread waits for them between the passes.
+    const float scale = WANT == Want::LOSS ? 0 : mean * loss_scale->scale;
+    const floatX target_logit = row[target < 0 ? 0 : target];
     float x[PACK], max = LOWEST, sum[PACK] = {};   // max: times LOG2E
     for (int i = first; i < Vp; i += stride) {
-        load(x, row + i);
-        if (keep) store(kept + i, x);
+        if (keep) {
+            fetch(i + FETCH_AHEAD * stride);
+            cp_async_wait<FETCH_AHEAD>();
+            load(x, kept + i);
+        } else load(x, row + i);
         mask_padding(x, i, V);
         float pack_max = x[0];
         for (int k = 1; k < PACK; k++) pack_max = fmaxf(pack_max, x[k]);
@@ -1448,10 +1471,9 @@ cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float me
     for (int k = 0; k < PACK; k++) my_sum += sum[k];
     const float row_max = block_max(max), row_sum = block_sum(my_sum * exp2_approx(max - row_max));
     if (threadIdx.x == 0)
-        losses[n] = target < 0 ? 0.0f : row_max / LOG2E + logf(row_sum) - static_cast<float>(row[target]);
+        losses[n] = target < 0 ? 0.0f : row_max / LOG2E + logf(row_sum) - static_cast<float>(target_logit);
     if (WANT == Want::LOSS) return;
-    __syncthreads();   // row[target] has been read
-    const float scale = mean * loss_scale->scale, factor = target < 0 ? 0.0f : scale / row_sum;
+    const float factor = target < 0 ? 0.0f : scale / row_sum;
     for (int i = first; i < Vp; i += stride) {
         load(x, keep ? kept + i : row + i);
         mask_padding(x, i, V);
@@ -1475,8 +1497,9 @@ void cross_entropy(floatX* logits, float* losses, const int* targets, float mean
                    size_t N, int V, int Vp) {
     const size_t row_bytes = Vp * sizeof(floatX), reduction_bytes = 2 * 32 * sizeof(float);
     const size_t block_bytes = row_bytes + reduction_bytes + device.properties.reservedSharedMemPerBlock;
-    // Two blocks fit on a multiprocessor: one loads while the other reduces. On a CPU the row is in the cache.
-    const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT &&
+    // Two blocks fit on a multiprocessor: one loads while the other stores. cp.async needs compute capability 8.0. On a
+    // CPU the row is in the cache.
+    const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT && device.properties.major != 7 &&
                       2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
     launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0, updated(logits),
            losses, targets, mean, loss_scale, V, Vp, fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
