@@ -24,8 +24,7 @@
 //           in a fixed cyclic order, so that the products of one overlap with the softmax of another. A warp's 16 rows
 //           of scores are a fragment in its registers, so P and dS become operands of the next product without leaving
 //           them.
-//           The rows that a block owns have a ring, too. In dQ and dK/dV it has 2 stages: those of the next work tile
-//           are loaded during the current one
+//           The rows that a block owns have a ring, too: those of the next work tile are loaded during the current one
 // sums      dQ and dK/dV also sum the columns of each 64 rows that they write, in a fixed order: 14 shuffles per 64
 //           columns of a warp, then 4 warps in shared memory. add_partials adds them to the gradient of qkv's bias
 // backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no result
@@ -33,7 +32,7 @@
 // cost      compute: 2 products forward, 7 backward, of T*T/2*HS per head
 // needs     the counter is 0 before each launch; the kernels leave it at 0
 // shared    at most 227 KiB. Rings of tiles: 3 stages for heads of 64, 2 for larger ones. Forward, dQ and dK/dV use
-//           145, 177 and 180 KiB for heads of 64, and 193, 225 and 226 KiB for larger ones
+//           169, 177 and 180 KiB for heads of 64, and 225, 225 and 226 KiB for larger ones
 #pragma once
 
 #include "attention_mma.cuh"   // softmax_step(), probabilities(), ... of a fragment of scores
@@ -161,7 +160,7 @@ __device__ __forceinline__ void start_outputs(HeadAccumulator<HS>& O, const uint
 // ---- forward
 
 template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
-    static constexpr int TILE_Q = ForwardShape::ROWS, TILE_K = 128, STAGES = stages(HS), OWN_STAGES = 1;
+    static constexpr int TILE_Q = ForwardShape::ROWS, TILE_K = 128, STAGES = stages(HS), OWN_STAGES = 2;
     struct Shared {
         alignas(TILE_ALIGNMENT) char Q[OWN_STAGES][tile_bytes(TILE_Q, HS)], K[STAGES][tile_bytes(TILE_K, HS)],
             V[STAGES][tile_bytes(TILE_K, HS)], O[tile_bytes(TILE_Q, HS)];
@@ -237,7 +236,8 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
     const uint64_t K = wgmma_descriptor(shared.K[0]), V = wgmma_descriptor(shared.V[0]);
     const float scale = rsqrtf(static_cast<float>(HS)) * LOG2E;
     const OrderedBarrier<Shape::CONSUMERS> order(wg_row / WGMMA_M);
-    PipelineState<1> q, next_work;
+    PipelineState<1> next_work;
+    PipelineState<Shape::OWN_STAGES> q;
     PipelineState<Shape::STAGES> k, v;
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = receive_next(shared.next, next_work)) {
         const WorkTile work = work_tile(scheduler, i);
@@ -250,7 +250,8 @@ __device__ __forceinline__ void forward_consumer(const Out<e4m3>& out, float* ls
         RowState rows;
         auto start_tile = [&] {
             wgmma_fence(S);
-            start_scores<HS, TILE_K>(S, Q, Shape::TILE_Q, offset_by(K, k.stage * sizeof(shared.K[0])));   // S = Q K^T
+            start_scores<HS, TILE_K>(S, offset_by(Q, q.stage * sizeof(shared.Q[0])), Shape::TILE_Q,
+                                     offset_by(K, k.stage * sizeof(shared.K[0])));                       // S = Q K^T
         };
         auto softmax = [&](int j) {
             release(shared.k, k);
