@@ -49,7 +49,7 @@ SUITES = {
     "gpu": Suite(
         [Case("gpt2", GPT2, 1024, 524288, timed=5), Case("gpt2-xl", {"model": "gpt2-xl"}, 1024, 131072, timed=4)],
         ["fused, BF16, compiled", "fused, BF16"], limit_s=120, min_s=20, tokens=1 << 20,
-        attention={"channels": 2048, "tokens": 16384, "lengths": [2048, 8192], "head_sizes": [64, 128]}),
+        attention={"channels": 2048, "tokens": 16384, "lengths": [1024, 2048, 8192], "head_sizes": [64, 128]}),
     # Runs every part; its times mean nothing.
     "dry": Suite(
         [Case("tiny-2", {"layers": 2, **TINY}, 64, 512, 4), Case("tiny-4", {"layers": 4, **TINY}, 64, 512, 4)],
