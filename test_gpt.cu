@@ -1392,8 +1392,9 @@ TEST("model against PyTorch") {
             test_gradients(r, r.setup(grad_dtype), heading);
             test_steps(r, grad_dtype, heading);
         }
-        expect_pytorchs(r, r.setup(), with_tuned_epilogues([&] { return r.pass(r.setup()); }),
-                        format("%s, GELU and its gradients as epilogues: ", name));
+        if (device.properties.major != 7)   // as on Hopper, cross-entropy would use cp.async
+            expect_pytorchs(r, r.setup(), with_tuned_epilogues([&] { return r.pass(r.setup()); }),
+                            format("%s, GELU and its gradients as epilogues: ", name));
         Setup naive = r.setup(), chunked = r.setup();
         naive.attention = Attention::NAIVE;
         chunked.head_rows = 7;
