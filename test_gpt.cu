@@ -289,17 +289,17 @@ TEST("kernels: embedding forward") {
 }
 
 template <typename G>
-void try_embedding_backward(Trial& trial, int B, int T, int C, const Values& tokens, bool padded) {
+void try_embedding_backward(Trial& trial, int B, int T, int C, const Values& tokens) {
     trial.at(format("B %d, T %d, C %d", B, T, C));
     const Values dout = random_values<floatX>(B * T * C);
     const Values dwte = random_values<G>(TEST_VOCAB * C), dwpe = random_values<G>(T * C);
-    const Positions p({tokens.begin(), tokens.end()}, TEST_VOCAB);
-    const size_t runs = padded ? B * T : p.runs, first = 2 * T / 3;   // empty runs at the end change nothing
+    const size_t first = 2 * T / 3;
     const auto out = trial.run([&] {
         const DeviceArray<G> d_dwte(dwte), d_dwpe(dwpe);
         const DeviceArray<floatX> d_dout(dout);
-        const DeviceArray<int> inp(tokens), order(p.order), starts(p.first);
-        embedding_backward(grad(d_dwte), grad(d_dwpe), d_dout, inp, order, starts, runs, B * T, first, T, C);
+        const DeviceArray<int> inp(tokens), order(sorted_positions({tokens.begin(), tokens.end()}, TEST_VOCAB));
+        const DeviceArray<float> partials(partial_blocks(B * T) * 4 * C);   // as in the plan
+        embedding_backward(grad(d_dwte), grad(d_dwpe), partials, d_dout, inp, order, B * T, first, T, C);
         return outputs(d_dwte, d_dwpe);
     });
     Numbers wte = numbers(dwte), wpe = numbers(dwpe);
@@ -317,12 +317,14 @@ TEST("kernels: embedding backward") {
         using G = decltype(type);
         for (int C : CHANNELS)
             for (auto [B, T] : {std::pair{1, 1}, {1, 33}, {3, 5}})
-                try_embedding_backward<G>(trial, B, T, C, random_tokens(B * T), B == 1);
-        try_embedding_backward<G>(trial, 2, 8, 48, Values(16, TEST_VOCAB - 1), false);   // one run
-        Values tokens = random_tokens(3 * 70);   // long runs are split among a block's warps; one has exactly LONG_RUN
-        std::fill(tokens.begin(), tokens.begin() + LONG_RUN, TEST_VOCAB - 1);
-        for (size_t n = LONG_RUN; n < tokens.size(); n += 2) tokens[n] = n % 3;
-        for (int C : {16, 272}) try_embedding_backward<G>(trial, 3, 70, C, tokens, true);
+                try_embedding_backward<G>(trial, B, T, C, random_tokens(B * T));
+        // Lengths of runs that lie within chunks of 32, are one, or cross chunks
+        for (const std::vector<int>& runs : {std::vector{16}, {32, 32, 6}, {1, 31, 33, 5}, {20, 150, 40}}) {
+            Values tokens;
+            for (int length : runs) tokens.insert(tokens.end(), length, tokens.empty() ? 2 : tokens.back() + 1);
+            for (int C : {16, 272}) try_embedding_backward<G>(trial, 2, tokens.size() / 2, C, tokens);
+        }
+        try_embedding_backward<G>(trial, 41, 1600, 16, random_tokens(41 * 1600));   // a chunk has 33 positions
     });
 }
 
@@ -1173,11 +1175,9 @@ Batch upload_batch(const Model& m, const std::vector<int>& tokens) {
     }
     upload(m.a.inputs(0), inputs.data(), N * sizeof(int));
     upload(m.a.targets(0), targets.data(), N * sizeof(int));
-    if (m.setup.purpose == Purpose::INFERENCE) return {m.a.inputs(0), m.a.targets(0), nullptr, nullptr};
-    const Positions p(inputs, m.config.vocab);
-    upload(m.a.order(0), p.order.data(), N * sizeof(int));
-    upload(m.a.first(0), p.first.data(), (N + 1) * sizeof(int));
-    return {m.a.inputs(0), m.a.targets(0), m.a.order(0), m.a.first(0)};
+    if (m.setup.purpose == Purpose::INFERENCE) return {m.a.inputs(0), m.a.targets(0), nullptr};
+    upload(m.a.order(0), sorted_positions(inputs, m.config.vocab).data(), N * sizeof(int));
+    return {m.a.inputs(0), m.a.targets(0), m.a.order(0)};
 }
 
 // Returns logits (N, V), without the vocabulary's padding. N must be at most head_rows: the head runs in one chunk.
@@ -1421,8 +1421,9 @@ TEST("model against PyTorch") {
             test_gradients(r, r.setup(grad_dtype), heading);
             test_steps(r, grad_dtype, heading);
         }
-        expect_pytorchs(r, r.setup(), with_tuned_epilogues([&] { return r.pass(r.setup()); }),
-                        format("%s, GELU and its gradients as epilogues: ", name));
+        if (device.properties.major != 7)   // as on Hopper, cross-entropy would use cp.async
+            expect_pytorchs(r, r.setup(), with_tuned_epilogues([&] { return r.pass(r.setup()); }),
+                            format("%s, GELU and its gradients as epilogues: ", name));
         Setup naive = r.setup(), chunked = r.setup();
         naive.attention = Attention::NAIVE;
         chunked.head_rows = 7;

@@ -528,15 +528,15 @@ private:
 //           attention kernels that write dqkv, one partial for each 64 rows
 // cost      the partials, MAX_PARTIALS rows of FP32 for 65536 rows, stay in the L2 cache
 
-// Blocks of one warp that own SUM_COLUMNS columns, for the sums over rows in bias_backward and embedding_backward_wpe.
+// Blocks of one warp that own SUM_COLUMNS columns, for the sums over rows in bias_backward and embedding_backward.
 constexpr int SUM_COLUMNS = 256;
 constexpr int SUM_PACKS = SUM_COLUMNS / FP32_STRIDE;    // of a lane
 constexpr int SUM_ROWS = WARP_SIZE == 1 ? 1 : 4;        // loaded before the first of them is added
 
 // Adds ROWS rows of a lane's columns, `stride` rows apart. On a GPU out-of-range lanes load the last columns again:
 // without an `if`, all loads are in flight at once.
-template <int ROWS>
-__device__ __forceinline__ void add_rows(float (&sum)[SUM_PACKS][PACK_FP32], const floatX* row, size_t stride,
+template <int ROWS, typename X>
+__device__ __forceinline__ void add_rows(float (&sum)[SUM_PACKS][PACK_FP32], const X* row, size_t stride,
                                          int column, int columns) {
     float x[ROWS][SUM_PACKS][PACK_FP32] = {};
     for (int r = 0; r < ROWS; r++)
@@ -549,7 +549,8 @@ __device__ __forceinline__ void add_rows(float (&sum)[SUM_PACKS][PACK_FP32], con
 }
 
 // Adds rows n, n + stride, ... of x (N, columns).
-__device__ __forceinline__ void add_rows(float (&sum)[SUM_PACKS][PACK_FP32], const floatX* x, size_t n, size_t N,
+template <typename X>
+__device__ __forceinline__ void add_rows(float (&sum)[SUM_PACKS][PACK_FP32], const X* x, size_t n, size_t N,
                                          size_t stride, int column, int columns) {
     for (; n + (SUM_ROWS - 1) * stride < N; n += SUM_ROWS * stride)
         add_rows<SUM_ROWS>(sum, x + n * columns, stride, column, columns);
@@ -608,12 +609,11 @@ void add_partials(std::initializer_list<Grad> grads, const std::common_type_t<P>
 // forward   out[n] = wte[inp[n]] + wpe[t],   t the position of row n
 // backward  dwte[v] += sum of dout[n] where inp[n] = v;   dwpe[t] += sum of dout[n] at position t
 // shapes    inp (N) int32 | out, dout (N,C) floatX | wte (V,C), wpe (T,C) floatX. Row n has position (first + n) % T
-// mapping   one warp per row of the result. For dwte the loader sorts the batch's positions by token: `order` lists
-//           them, and run r, the positions of one token, is order[run_starts[r]] ... order[run_starts[r+1]-1]. One
-//           warp sums one run in order, which is deterministic without atomics. A frequent token has a long run: on a
-//           GPU each FP32_STRIDE columns have a warp of their own, and all warps of a block share a run longer than
-//           LONG_RUN; their sums are added in the order of the warps. dwpe: a block of one warp owns one position and
-//           SUM_COLUMNS columns
+// mapping   forward: one warp per row. For dwte the loader sorts the batch's positions by token: `order` lists them.
+//           One token's positions, a run, may be a tenth of all, so a warp sums a chunk of chunk_size(N) sorted
+//           positions (on a GPU FP32_STRIDE columns of them), whatever their tokens. It adds the runs within the chunk
+//           to dwte; embedding_backward_join adds the parts of the others. All sums are in the order of `order`,
+//           without atomics. dwpe: a block of one warp owns one position and SUM_COLUMNS columns
 // cost      bandwidth: forward reads 2 and writes 1 of N*C, backward reads 2
 // variants  dev/kernels/embedding.cu
 
@@ -632,19 +632,6 @@ __global__ void embedding_forward_kernel(floatX* out, const int* inp, const floa
     }
 }
 
-constexpr int LONG_RUN = 32;
-
-// sum (PACK_FP32) += dout, columns from i on, of positions order[p] for p = first, first + step, ... < end
-__device__ __forceinline__ void add_run(float (&sum)[PACK_FP32], const floatX* dout, const int* order, int first,
-                                        int end, int step, int i, int C) {
-    float x[PACK_FP32];
-#pragma unroll 4
-    for (int p = first; p < end; p += step) {
-        load(x, dout + static_cast<size_t>(order[p]) * C + i);
-        for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
-    }
-}
-
 template <typename G> __device__ __forceinline__ void add_to(G* grad, const float (&x)[PACK_FP32]) {
     float old[PACK_FP32];
     load(old, grad);
@@ -652,36 +639,73 @@ template <typename G> __device__ __forceinline__ void add_to(G* grad, const floa
     store(grad, old);
 }
 
+// Returns the positions per chunk. The plan's `partials` has room for two sums each of 2 * MAX_PARTIALS chunks.
+size_t chunk_size(size_t N) { return std::max<size_t>(32, ceil_div(N, 2 * MAX_PARTIALS)); }
+
+// Returns the token at sorted position p, -1 if p is out of range, as begin - 1 is in the first chunk.
+__device__ __forceinline__ int token_at(const int* inp, const int* order, size_t p, size_t N) {
+    return p < N ? inp[order[p]] : -1;
+}
+
+// Adds the runs that lie within a chunk to dwte. Of a run that crosses chunks it writes the sum of each chunk's part:
+// partials[2 c + 1] where the run begins in chunk c, partials[2 c] where it began before.
 template <typename G>
-__global__ void embedding_backward_wte_kernel(G* dwte, const floatX* dout, const int* inp, const int* order,
-                                              const int* run_starts, size_t runs, int C) {
-    __shared__ __align__(16) float warp_sums[BLOCK_WARPS][FP32_STRIDE];
-    const int warp = threadIdx.x / WARP_SIZE, lane = fp32_lane_start();
-    const size_t block_runs = static_cast<size_t>(blockIdx.x) * BLOCK_WARPS;
-    auto grad_of = [&](size_t r) { return dwte + static_cast<size_t>(inp[order[run_starts[r]]]) * C; };
-    auto length = [&](size_t r) { return r < runs ? run_starts[r + 1] - run_starts[r] : 0; };
-    if (length(block_runs) == 0) return;   // the list of runs is padded with empty ones
-    for (int i = blockIdx.y * FP32_STRIDE + lane; i - lane < C; i += gridDim.y * FP32_STRIDE) {
-        const size_t r = block_runs + warp;
-        if (length(r) > 0 && length(r) <= LONG_RUN && i < C) {
-            float sum[PACK_FP32] = {};
-            add_run(sum, dout, order, run_starts[r], run_starts[r + 1], 1, i, C);
-            add_to(grad_of(r) + i, sum);
-        }
-        for (size_t r = block_runs; r < block_runs + BLOCK_WARPS; r++) {
-            if (length(r) <= LONG_RUN) continue;
-            float sum[PACK_FP32] = {}, x[PACK_FP32];
-            if (i < C) add_run(sum, dout, order, run_starts[r] + warp, run_starts[r + 1], BLOCK_WARPS, i, C);
-            store(&warp_sums[warp][lane], sum);
-            __syncthreads();
-            for (int w = 1; w < BLOCK_WARPS; w++) {
-                load(x, &warp_sums[w][lane]);
-                for (int k = 0; k < PACK_FP32; k++) sum[k] += x[k];
+__global__ void __launch_bounds__(BLOCK)
+embedding_backward_wte_kernel(G* dwte, float* partials, const floatX* dout, const int* inp, const int* order, size_t N,
+                              size_t size, int C) {
+    const size_t chunk = blockIdx.y * static_cast<size_t>(BLOCK_WARPS) + threadIdx.x / WARP_SIZE;
+    const size_t begin = chunk * size, end = min(begin + size, N);
+    if (begin >= N) return;
+    const int before = token_at(inp, order, begin - 1, N), after = token_at(inp, order, end, N);
+    for (int i = blockIdx.x * FP32_STRIDE + fp32_lane_start(); i < C; i += gridDim.x * FP32_STRIDE) {
+        float sum[PACK_FP32] = {};
+        int tokens[SUM_ROWS + 1];
+        tokens[SUM_ROWS] = inp[order[begin]];
+        for (size_t p = begin; p < end; p += SUM_ROWS) {
+            float x[SUM_ROWS][PACK_FP32], old[SUM_ROWS][PACK_FP32];
+            tokens[0] = tokens[SUM_ROWS];
+            for (int r = 1; r <= SUM_ROWS; r++) tokens[r] = token_at(inp, order, p + r, end);   // -1: chunk's end
+            for (int r = 0; r < SUM_ROWS; r++)
+                load(x[r], dout + static_cast<size_t>(order[min(p + r, end - 1)]) * C + i);
+            auto ends = [&](int r) { return tokens[r] != tokens[r + 1]; };
+            auto crosses = [&](int r) { return tokens[r] == before || tokens[r] == after; };
+#pragma unroll
+            for (int r = 0; r < SUM_ROWS; r++)   // loaded together with dout
+                if (ends(r) && !crosses(r)) load(old[r], dwte + static_cast<size_t>(tokens[r]) * C + i);
+#pragma unroll
+            for (int r = 0; r < SUM_ROWS; r++) {
+                for (int k = 0; k < PACK_FP32; k++) sum[k] += x[r][k];
+                if (!ends(r)) continue;
+                if (crosses(r)) store(partials + (2 * chunk + (tokens[r] != before)) * C + i, sum);
+                else {
+                    for (int k = 0; k < PACK_FP32; k++) old[r][k] += sum[k];
+                    store(dwte + static_cast<size_t>(tokens[r]) * C + i, old[r]);
+                }
+                for (int k = 0; k < PACK_FP32; k++) sum[k] = 0;
             }
-            if (warp == 0 && i < C) add_to(grad_of(r) + i, sum);
-            __syncthreads();   // before the next long run overwrites the sums
         }
     }
+}
+
+// If a run begins in the block's chunk and crosses its end, adds the sums of the run's parts to dwte.
+template <typename G>
+__global__ void __launch_bounds__(WARP_SIZE)
+embedding_backward_join_kernel(G* dwte, const float* partials, const int* inp, const int* order, size_t N, size_t size,
+                               int C) {
+    const size_t chunk = blockIdx.y, next = (chunk + 1) * size;
+    const int token = token_at(inp, order, next, N);
+    if (next >= N || token_at(inp, order, next - 1, N) != token ||
+        token_at(inp, order, chunk * size - 1, N) == token) return;
+    size_t last = chunk, found = WARP_SIZE;   // the last chunk of the run: each lane looks at another chunk
+    for (; found == WARP_SIZE; last += found)
+        found = __popc(__ballot_sync(FULL_WARP, token_at(inp, order, (last + 1 + threadIdx.x) * size, N) == token));
+    const int column = blockIdx.x * SUM_COLUMNS + fp32_lane_start();
+    float sum[SUM_PACKS][PACK_FP32] = {};
+    add_rows<1>(sum, partials + (2 * chunk + 1) * C, 0, column, C);
+    add_rows(sum, partials, 2 * (chunk + 1), 2 * last + 1, 2, column, C);
+    for (int p = 0; p < SUM_PACKS; p++)
+        if (column + p * FP32_STRIDE < C)
+            add_to(dwte + static_cast<size_t>(token) * C + column + p * FP32_STRIDE, sum[p]);
 }
 
 template <typename G>
@@ -700,13 +724,17 @@ void embedding_forward(floatX* out, const int* inp, const floatX* wte, const flo
     launch("embedding_forward", embedding_forward_kernel, row_blocks(N), BLOCK, 0, out, inp, wte, wpe, N, first, T, C);
 }
 
-// order (N), run_starts (runs + 1): see mapping
-void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp, const int* order,
-                        const int* run_starts, size_t runs, size_t N, size_t first, int T, int C) {
-    const unsigned parts = WARP_SIZE == 1 ? 1 : ceil_div(C, FP32_STRIDE);
+// order (N): see mapping. partials (2, chunks, C) fp32 scratch
+void embedding_backward(Grad dwte, Grad dwpe, float* partials, const floatX* dout, const int* inp, const int* order,
+                        size_t N, size_t first, int T, int C) {
+    const size_t size = chunk_size(N), chunks = ceil_div(N, size);
     with_type(dwte, [&](auto* g) {
-        launch("embedding_backward_wte", embedding_backward_wte_kernel<std::remove_pointer_t<decltype(g)>>,
-               dim3(row_blocks(runs), parts), BLOCK, 0, updated(g), dout, inp, order, run_starts, runs, C);
+        using G = std::remove_pointer_t<decltype(g)>;
+        launch("embedding_backward_wte", embedding_backward_wte_kernel<G>,
+               dim3(WARP_SIZE == 1 ? 1 : ceil_div(C, FP32_STRIDE), row_blocks(chunks)), BLOCK, 0, updated(g), partials,
+               dout, inp, order, N, size, C);
+        launch("embedding_backward_join", embedding_backward_join_kernel<G>, dim3(ceil_div(C, SUM_COLUMNS), chunks),
+               WARP_SIZE, 0, updated(g), partials, inp, order, N, size, C);
     });
     with_type(dwpe, [&](auto* g) {
         launch("embedding_backward_wpe", embedding_backward_wpe_kernel<std::remove_pointer_t<decltype(g)>>,
@@ -724,9 +752,9 @@ void embedding_backward(Grad dwte, Grad dwpe, const floatX* dout, const int* inp
 // mapping   forward: one warp per row; a lane owns packs lane, lane + WARP_SIZE, ... and loads LAYERNORM_PACKS of them
 //           at once. The row stays in shared memory for the variance and the output. Backward: a block processes rows
 //           blockIdx.x, blockIdx.x + gridDim.x, ...; a thread owns packs of columns, and their sums over the block's
-//           rows. If a thread has one pack (on a GPU with C up to LAYERNORM_BLOCK * PACK), all loads of a row are issued
-//           at once, and the row and the sums stay in registers. Otherwise the sums are in shared memory, and the second
-//           pass over a row reads it again
+//           rows. If a thread has one pack (on a GPU with C up to LAYERNORM_BLOCK * PACK), all loads of a row are
+//           issued at once, and the row and the sums stay in registers. Otherwise the sums are in shared memory, and
+//           the second pass over a row reads it again
 // cost      bandwidth: forward reads 1, writes 1 of N*C elements; backward reads 3 (dout, inp, dinp), writes 1
 // source    Ba et al. 2016, "Layer Normalization"
 // variants  dev/kernels/layernorm.cu
@@ -2425,7 +2453,7 @@ struct Activations {
     Tensor<floatX> muon;
     Tensor<LossScale> loss_scale;
     Tensor<double> loss;
-    Tensor<int> inputs, targets, order, first, counter;
+    Tensor<int> inputs, targets, order, counter;
     Tensor<unsigned long long> unchanged;
     Tensor<char> matmul_workspace;
 };
@@ -2562,7 +2590,6 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             {&a.loss_scale, "loss_scale", {sizeof(LossScale) / sizeof(float)}, "fp32", sizeof(float), 1,
              Category::WORKSPACE},
             row(a.order,         "order",         {R},                          2, Category::WORKSPACE),
-            row(a.first,         "first",         {R + 1},                      2, Category::WORKSPACE),
         });
         if (s.attention == Attention::FLASH) append({row(a.att_d, "att_d", {B, NH, T}, 1)});
         else append({rowX(a.dprobs, "dprobs", {B, NH, T, T}, 1)});
@@ -3147,8 +3174,8 @@ void backward_block(Model& m, size_t l) {
                                a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), R, C);
 }
 
-// One micro-batch in device memory. order and first: see section "embedding".
-struct Batch { const int *inputs, *targets, *order, *first; };
+// One micro-batch in device memory. order: see section "embedding".
+struct Batch { const int *inputs, *targets, *order; };
 
 // Computes all gradients from dln, the gradient of lnf that head() has computed.
 void backward(Model& m, const Batch& batch) {
@@ -3168,8 +3195,7 @@ void backward(Model& m, const Batch& batch) {
         send_gradients(m, 1 + l);
     }
     recorder.at("backward", NO_LAYER);
-    // R, the largest possible number of runs: the same launch for every batch, as a graph needs.
-    embedding_backward(m.g.wte(), m.g.wpe(), dres, batch.inputs, batch.order, batch.first, R, R, tensor_ranks.rank * R,
+    embedding_backward(m.g.wte(), m.g.wpe(), a.partials(), dres, batch.inputs, batch.order, R, tensor_ranks.rank * R,
                        m.setup.T, C);
     send_gradients(m, 0);
 }
@@ -3180,8 +3206,8 @@ void backward(Model& m, const Batch& batch) {
 // over the micro-batches of a step does not depend on how the step is split.
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch which = MicroBatch::LAST) {
     m.micro_batch = which;
-    const std::string name = format("micro-step of inputs %p, targets %p, order %p, first %p, %zu tokens a step%s",
-                                    batch.inputs, batch.targets, batch.order, batch.first, tokens_per_step,
+    const std::string name = format("micro-step of inputs %p, targets %p, order %p, %zu tokens a step%s", batch.inputs,
+                                    batch.targets, batch.order, tokens_per_step,
                                     m.fp8_history ? ", by scales of past steps" : "");
     m.graphs.run(name, [&] {
         forward(m, batch.inputs);
@@ -3497,19 +3523,12 @@ LossScale start_loss_scale(const Options& o, const Start& start) {
 // Tokens come from text or from shards in llm.c's format. A sequence of T inputs and T targets is a window of T + 1
 // tokens. Windows do not cross files.
 
-// Sorts the positions of inputs (N) by token, for embedding's backward, by a counting sort. Writes order (N) and first
-// (N + 1), whose unused entries are N. Returns the number of runs.
-size_t sort_positions(int* order, int* first, const int* inputs, size_t N, int V) {
+// Writes order (N), the positions of inputs (N) sorted by token, for embedding's backward: a counting sort.
+void sort_positions(int* order, const int* inputs, size_t N, int V) {
     std::vector<int> at(V + 1, 0);
     for (size_t n = 0; n < N; n++) at[inputs[n] + 1]++;
-    size_t runs = 0;
-    for (int v = 0; v < V; v++) {
-        if (at[v + 1]) first[runs++] = at[v];
-        at[v + 1] += at[v];
-    }
-    std::fill(first + runs, first + N + 1, static_cast<int>(N));
+    std::partial_sum(at.begin(), at.end(), at.begin());
     for (size_t n = 0; n < N; n++) order[at[inputs[n]]++] = static_cast<int>(n);
-    return runs;
 }
 
 // Copies each micro-batch to the device while the previous one is in use: two slots in pinned host memory and on the
@@ -3525,7 +3544,7 @@ public:
                             tokens.pieces().empty() ? "--data" : tokens.pieces()[0].file->path().c_str(), T + 1, T,
                             tokens.count());
         for (Slot& slot : slots_) {
-            check(cudaMallocHost(reinterpret_cast<void**>(&slot.host), (4 * N + 1) * sizeof(int)), "cudaMallocHost");
+            check(cudaMallocHost(reinterpret_cast<void**>(&slot.host), 3 * N * sizeof(int)), "cudaMallocHost");
             check(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "cudaEventCreate");
             check(cudaEventCreateWithFlags(&slot.used, cudaEventDisableTiming), "cudaEventCreate");
         }
@@ -3556,7 +3575,7 @@ public:
 
 private:
     struct Slot {
-        int* host;   // inputs (N), targets (N), order (N), first (N + 1)
+        int* host;   // inputs (N), targets (N), order (N)
         cudaEvent_t copied, used;
         Batch batch;
     };
@@ -3567,7 +3586,7 @@ private:
         const size_t N = m_.setup.N(), R = m_.setup.rows();
         progress("wait for the device");
         check(cudaEventSynchronize(slot.copied), "cudaEventSynchronize");   // the slot's host memory is free
-        int *inputs = slot.host, *targets = inputs + N, *order = targets + N, *first = order + R;
+        int *inputs = slot.host, *targets = inputs + N, *order = targets + N;
         for (int b = 0; b < B; b++, next_window_++) {
             int *in = inputs + static_cast<size_t>(b) * T, *out = targets + static_cast<size_t>(b) * T;
             const bool random = windows_ == Windows::ANYWHERE;
@@ -3577,7 +3596,7 @@ private:
         next_window_ += (m_.setup.data() - 1) * static_cast<uint64_t>(B);   // skips the windows of other tensor groups
         inputs = own_rows(inputs, R);
         targets = own_rows(targets, R);
-        sort_positions(order, first, inputs, R, V);
+        sort_positions(order, inputs, R, V);
         check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // its device memory is free
         const Activations& a = m_.a;
         auto transfer = [&](const Tensor<int>& to, const int* from, size_t n) {
@@ -3590,7 +3609,6 @@ private:
         slot.batch.inputs = transfer(a.inputs, inputs, R);
         slot.batch.targets = transfer(a.targets, targets, R);
         slot.batch.order = transfer(a.order, order, R);
-        slot.batch.first = transfer(a.first, first, R + 1);
         check(cudaEventRecord(slot.copied, device.copies), "cudaEventRecord");
     }
 

@@ -25,6 +25,20 @@ struct Size {
 
 // ==== tokens =================================================================
 
+// The positions of a batch sorted by token. All positions of one token form a run: run r is order[first[r]] ...
+// order[first[r + 1] - 1].
+struct Positions {
+    std::vector<int> order, first;
+    size_t runs = 0;
+
+    Positions(const std::vector<int>& tokens, int vocab) : order(sorted_positions(tokens, vocab)) {
+        for (size_t p = 0; p < order.size(); p++)
+            if (p == 0 || tokens[order[p]] != tokens[order[p - 1]]) first.push_back(p);
+        runs = first.size();
+        first.push_back(order.size());
+    }
+};
+
 // Returns random tokens with word frequencies as in text (Zipf's law): the probability of token v is about proportional
 // to 1 / (v + 1). The last token always occurs.
 std::vector<int> tokens_of(const Size& s) {
@@ -137,9 +151,11 @@ __global__ void runs_kernel(float* dwte, const floatX* dout, const int* inp, con
 }
 
 // ---- 3: train_gpt.cu ----
-// The same runs, but the warps of a block share a long run: a token with 4 % of 65,536 positions has 2,600, and in
-// step 2 one warp still sums them when all others have finished. dwpe is computed in packs. Packs have 4 columns
-// because gradients are FP32: then each access transfers whole sectors.
+// A token with 4 % of 65,536 positions has a run of 2,600, and in step 2 one warp still sums them when all others have
+// finished. Here a warp sums a chunk of 32 sorted positions, whatever their tokens, so all warps have equal work. A
+// second kernel adds the sums of a run that crosses chunks. A warp has four rows of dout in flight, and with them the
+// rows of dwte to which it will add. dwpe is computed in packs, with eight loads in flight per lane. Packs have 4
+// columns because gradients are FP32: then each access transfers whole sectors.
 
 void study_backward(Study& study, const Size& s) {
     const size_t N = s.N(), C = s.C;
@@ -151,6 +167,7 @@ void study_backward(Study& study, const Size& s) {
     const auto inp = c.input<int>(tokens), order = c.input<int>(positions.order), first = c.input<int>(positions.first);
     const auto dout = c.input<floatX>(N * C);
     const auto dwte = c.updated<float>("dwte", s.V * C), dwpe = c.updated<float>("dwpe", s.T * C);
+    const auto partials = c.scratch<float>(2 * ceil_div(N, chunk_size(N)) * C);
     for (size_t n = 0; n < N; n++)
         for (size_t i = 0; i < C; i++) {
             dwte.expected[tokens[n] * C + i] += dout.host[n * C + i];
@@ -161,8 +178,8 @@ void study_backward(Study& study, const Size& s) {
         launch_threads(runs_kernel, runs * WARP_SIZE, dwte, dout, inp, order, first, runs, C);
         launch_threads(wpe_kernel, s.T * C, dwpe, dout, s);
     });
-    c.step("train_gpt.cu: long runs split, dwpe in packs", [&] {
-        embedding_backward(grad(dwte), grad(dwpe), dout, inp, order, first, runs, N, 0, s.T, s.C);
+    c.step("train_gpt.cu: chunks of positions, dwpe in packs", [&] {
+        embedding_backward(grad(dwte), grad(dwpe), partials, dout, inp, order, N, 0, s.T, s.C);
     });
 }
 

@@ -48,16 +48,12 @@ template <typename T> struct Temporarily {
 
 // ==== embedding ==============================================================
 
-// The positions of a batch sorted by token, which the loader uploads for embedding_backward. All positions of one token
-// form a run: run r is order[first[r]] ... order[first[r + 1] - 1].
-struct Positions {
-    std::vector<int> order, first;
-    size_t runs;
-
-    Positions(const std::vector<int>& inputs, int vocab) : order(inputs.size()), first(inputs.size() + 1) {
-        runs = sort_positions(order.data(), first.data(), inputs.data(), inputs.size(), vocab);
-    }
-};
+// Returns the positions of a batch sorted by token, which the loader uploads for embedding_backward.
+std::vector<int> sorted_positions(const std::vector<int>& inputs, int vocab) {
+    std::vector<int> order(inputs.size());
+    sort_positions(order.data(), inputs.data(), inputs.size(), vocab);
+    return order;
+}
 
 // ==== layernorm ==============================================================
 
