@@ -101,6 +101,7 @@ ALLOWANCES = [
     ("attention_forward_wgmma_kernel", "cost", 1.11, DIAGONAL + ": 64 queries x 128 keys"),
     ("attention_backward_dq_wgmma_kernel", "cost", 1.15, DIAGONAL + ": 128 x 128"),
     ("attention_backward_dkv_wgmma_kernel", "cost", 1.15, DIAGONAL + ": 128 keys x 64 queries"),
+    ("attention_backward_dq_wgmma_kernel", "wavefronts", 1.03, "two rows of dO share banks where D is computed"),
     ("attention_forward_kernel", "wavefronts", 2.26, ROWS_OF_A),
     ("attention_backward_kernel", "wavefronts", 2.34, ROWS_OF_A),
     ("head_product_kernel", "sectors", 7.0,
@@ -118,7 +119,7 @@ UNNECESSARY_BARRIERS = {
     "wait_full(shared.q, q);                   // already full: the branch": "the same in dK and dV",
     "wait_empty(shared.k, k);":
         "the producer has the index of work tile n + 2 only after the consumers have received that of tile n + 1, and "
-        "so have finished tile n, whose stage it loads; the same is true of Q in dQ, but not in forward",
+        "so have finished tile n, whose stage it loads; the same is true of Q in forward and dQ",
     "__syncwarp();   // all lanes have read the rows that were staged here":
         "the shuffles of column_sums come before the stores, and the recorder takes them for barriers; on a GPU they "
         "do not order memory accesses",
