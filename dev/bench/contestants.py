@@ -177,7 +177,7 @@ class Ours(Contestant):
         """Trains on random tokens. Returns times, log, peak memory and, if the context is traced, the trace."""
         with tempfile.TemporaryDirectory(dir=self.context.folder) as out:
             trace = {"trace": os.path.join(out, "trace.json")} if self.context.traced else {}
-            options = {**BARE, "data": self.context.tokens(options.get("vocab", 50257)), "lr": 1e-4, **options,
+            options = {**BARE, "data": self.context.tokens(options.get("vocab", 50257)), "lr": 1e-6, **options,
                        "total_batch": tokens, "steps": steps, "peak": self.context.peak, **trace, "out": out + "/run"}
             done = run([self.program, "train", *flags(options)], limit).check()
             log = read_run(os.path.join(out, "run"))

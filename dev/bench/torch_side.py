@@ -48,7 +48,7 @@ def make_optimizer(model, fused):
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     return torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-                             lr=1e-4, betas=(0.9, 0.95), **({"fused": True} if fused else {}))
+                             lr=1e-6, betas=(0.9, 0.95), **({"fused": True} if fused else {}))
 
 
 def random_batch(tokens, o):
