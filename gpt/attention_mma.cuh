@@ -110,14 +110,14 @@ template <int HS> struct QueryStatistics {
     }
 };
 
-// In place: S becomes P = 2^(scale S - lse), and dP becomes scale dS = P * (scale dP - D), where D includes `scale`. lse(e)
-// and D(e) return the values of element e's query.
+// In place: S becomes P = 2^(scale S - lse), and dP becomes dS = P * (dP - D). lse(e) and D(e) return the values of
+// element e's query. (dQ and dK are multiplied by 1 / sqrt(HS) at the end: in FP16, a smaller dS would underflow.)
 template <int N, typename Lse> __device__ __forceinline__ void probabilities(float (&S)[N], float scale, Lse lse) {
     for (int e = 0; e < N; e++) S[e] = exp2_approx(S[e] * scale - lse(e));
 }
 template <int N, typename Dot>
-__device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)[N], float scale, Dot D) {
-    for (int e = 0; e < N; e++) dP[e] = P[e] * (dP[e] * scale - D(e));
+__device__ __forceinline__ void score_gradients(float (&dP)[N], const float (&P)[N], Dot D) {
+    for (int e = 0; e < N; e++) dP[e] = P[e] * (dP[e] - D(e));
 }
 
 // ---- kernels
@@ -245,7 +245,7 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
         statistics.dot(D, D_all + head.rows, own0 + row, T, [&](int r, int chunk) {
             return d + min(own0 + row + r, T - 1) * head.C + chunk * PACK;
         });
-        for (int h = 0; h < 2; h++) lse[h] = statistics.lse[h] * LOG2E, D[h] *= scale;
+        for (int h = 0; h < 2; h++) lse[h] = statistics.lse[h] * LOG2E;
     }
     for (int i = first; i < end; i++) {
         const int now = (i - first) % 2 * TILE;
@@ -254,7 +254,7 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
         for (int r = threadIdx.x; !OWNS_QUERIES && r < MMA_ROWS; r += MMA_BLOCK) {
             const int query = i * MMA_ROWS + r;
             lse_tile[r] = query < T ? lse_all[head.rows + query] * LOG2E : 0.0f;
-            D_tile[r] = query < T ? D_all[head.rows + query] * scale : 0.0f;
+            D_tile[r] = query < T ? D_all[head.rows + query] : 0.0f;
         }
         cp_async_wait<1>();
         __syncthreads();
@@ -266,7 +266,7 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
         probabilities(S, scale * LOG2E, [&](int e) {
             return OWNS_QUERIES ? lse[e / 2 % 2] : lse_tile[fragment_column(e)];
         });
-        score_gradients(dP, S, scale, [&](int e) { return OWNS_QUERIES ? D[e / 2 % 2] : D_tile[fragment_column(e)]; });
+        score_gradients(dP, S, [&](int e) { return OWNS_QUERIES ? D[e / 2 % 2] : D_tile[fragment_column(e)]; });
         if (!OWNS_QUERIES) {
             to_operands(P, S);
             mma_outputs<HS>(dY, P, B + now);                                            // dV += P dO
@@ -275,6 +275,8 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
         mma_outputs<HS>(dX, P, A + now);                                                // dQ += dS K, or dK += dS Q
         __syncthreads();
     }
+    const float factor[2] = {scale, scale};
+    multiply_rows(dX, factor);
     floatX* to = dqkv + head.qkv + (OWNS_QUERIES ? 0 : head.C);
     store_rows<HS>(Out<e5m2>{to}, head.stride, own0 + row, T, dX, X, MMA_ROWS, row);
     if (!OWNS_QUERIES) store_rows<HS>(Out<e5m2>{to + head.C}, head.stride, own0 + row, T, dY, Y, MMA_ROWS, row);

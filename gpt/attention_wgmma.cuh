@@ -436,7 +436,6 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
         statistics.dot(D, D_out + head.rows, query0 + row, T, [&](int r, int chunk) {
             return reinterpret_cast<const floatX*>(tile_chunk(shared.dO[q.stage], Shape::TILE_Q, row + r, chunk));
         });
-        for (float& d : D) d *= scale;
         for (int j = 0;;) {
             wgmma_wait<1>(S);                         // and dQ of tile j - 1
             if (j > 0) release(shared.k, k);
@@ -447,7 +446,7 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
             wgmma_wait<0>(dP);
             release(shared.v, v);
             if (j + 1 == tiles) release(shared.q, q);
-            score_gradients(dP, S, scale, [&](int e) { return D[e / 2 % 2]; });
+            score_gradients(dP, S, [&](int e) { return D[e / 2 % 2]; });
             to_operands(dS, dP);
             const bool last = ++j == tiles;
             if (!last) order.wait();
@@ -462,6 +461,8 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
         release_tiles(shared, k, v, loaded - tiles, order);
         next = receive_next(shared.next, next_work);
         if (next < scheduler.count()) load_statistics(next);   // during the stores
+        const float factor[2] = {scale, scale};
+        multiply_rows(dQ, factor);
         store_rows<HS>(dqkv.from(head.qkv), head.stride, query0 + row, T, dQ, shared.dQ, Shape::TILE_Q, row);
         if (partials && query0 + wg_row > -WGMMA_M)
             store_column_sums<HS, Shape>(partial_sums(partials, head, work, 0, query0 + wg_row, T, HS), 0, shared.dQ,
@@ -514,7 +515,6 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
                                              const TileScheduler& scheduler, int T) {
     using Shape = DkvShape<HS>;
     const int lane = threadIdx.x;
-    const float scale = rsqrtf(static_cast<float>(HS));
     PipelineState<1> next_work;
     PipelineState<Shape::OWN_STAGES> k;
     PipelineState<Shape::STAGES> q;
@@ -550,7 +550,7 @@ __device__ __forceinline__ void dkv_producer(typename DkvShape<HS>::Shared& shar
             }
             for (int r = 0; r < Shape::TILE_Q / 32; r++) {
                 shared.lse[q.stage][r * 32 + lane] = my_lse[r] * LOG2E;
-                shared.D[q.stage][r * 32 + lane] = my_D[r] * scale;
+                shared.D[q.stage][r * 32 + lane] = my_D[r];
             }
             mbarrier_arrive(full);
         }
@@ -611,7 +611,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* parti
             to_operands(P, S);
             wait_full(shared.q, q);                   // already full: the branch holds the next wait, see wgmma_wait
             wgmma_wait<0>(dP);
-            score_gradients(dP, S, scale, [&](int e) { return shared.D[q.stage][fragment_column(e)]; });
+            score_gradients(dP, S, [&](int e) { return shared.D[q.stage][fragment_column(e)]; });
             to_operands(dS, dP);
             query0 += TILE_Q;
             const bool last = query0 >= T;
@@ -627,6 +627,8 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* parti
         wgmma_wait<0>(dK, dV);
         __syncwarp();
         release(shared.q, read);
+        const float factor[2] = {scale, scale};
+        multiply_rows(dK, factor);
         const Head head = head_of(work.b, work.h, scheduler.NH, T, HS);
         const size_t to_k = head.qkv + head.C, to_v = to_k + head.C;
         store_rows<HS>(dqkv.from(to_k), head.stride, key0 + row, T, dK, shared.out, Shape::TILE_K, row);

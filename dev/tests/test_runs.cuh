@@ -850,7 +850,7 @@ TEST("runs: plan ends with a command") {
     same_plan("--layers 3 --gpus 4 --zero 2",
               " --model gpt2 --layers 3 --micro-batch 4 --recompute none --gpus 4 --zero 2");
     same_plan("--layers 3 --gpus 8 --zero 1 --tensor-parallel 4 --micro-batch 3000",
-              " --model gpt2 --layers 3 --micro-batch 2574 --recompute none --gpus 8 --tensor-parallel 4 --zero 1");
+              " --model gpt2 --layers 3 --micro-batch 2576 --recompute none --gpus 8 --tensor-parallel 4 --zero 1");
     same_plan("--model gpt2-xl --micro-batch 256",
               " --model gpt2-xl --micro-batch 19 --recompute none");
     same_plan("--seq-len 1000 --matmul fp8-all --micro-batch auto",   // 245 sequences fit, but 245 x 1000 % 16 = 8
