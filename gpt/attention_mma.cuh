@@ -77,8 +77,8 @@ __device__ __forceinline__ void store_lse(float* lse, const RowState& rows, cons
             lse[row0 + fragment_row(2 * h)] = (rows.max[h] * scale + log2f(sum[h])) / LOG2E;
 }
 
-// lse and D = sum of dout * out of a warp's 16 queries, row0 ... row0 + 15 of a head. load() only starts to read, so that
-// other work can hide the latency. Lanes 2i and 2i + 1 compute the D of query row0 + i.
+// lse and D = sum of dout * out of a warp's 16 queries, row0 ... row0 + 15 of a head. load() only starts to read, so
+// that other work can hide the latency. Lanes 2i and 2i + 1 compute the D of query row0 + i.
 template <int HS> struct QueryStatistics {
     uint4 out[HS / PACK / 2];   // packs; as RawPack each element would take a register
     float lse[2];               // of this lane's two queries
@@ -92,8 +92,8 @@ template <int HS> struct QueryStatistics {
         for (int i = 0; i < HS / PACK / 2; i++)
             out[i] = reinterpret_cast<const uint4*>(row)[2 * i + threadIdx.x % 2];
     }
-    // Returns D of this lane's two queries, and writes it for the kernel of dK and dV. dout(r, c) returns the address of
-    // chunk c of row row0 + r.
+    // Returns D of this lane's two queries, and writes it for the kernel of dK and dV. dout(r, c) returns the address
+    // of chunk c of row row0 + r.
     template <typename Chunk>
     __device__ __forceinline__ void dot(float (&D)[2], float* D_out, int row0, int T, Chunk dout) const {
         const int lane = threadIdx.x % 32, row = row0 + lane / 2;

@@ -170,8 +170,8 @@ template <int HS> struct ForwardShape : Warpgroups<HS == 64 ? 3 : 2> {
     };
 };
 
-// Returns the first query of a work tile (forward, dQ). Tile 0 has the last queries and so most keys. Tiles are aligned to
-// the end of the sequence: the one with out-of-range rows, which are before query 0, has the fewest keys.
+// Returns the first query of a work tile (forward, dQ). Tile 0 has the last queries and so most keys. Tiles are aligned
+// to the end of the sequence: the one with out-of-range rows, which are before query 0, has the fewest keys.
 __device__ __forceinline__ int first_query(const WorkTile& work, int rows, int T) { return T - (work.tile + 1) * rows; }
 
 // Returns the number of key tiles (of tile_k keys) that queries [query0, query0 + rows) attend to; at least 1.
@@ -391,9 +391,8 @@ template <int HS> struct DqShape : Warpgroups<2> {
 // `order` once per tile, for these three products.
 template <int HS>
 __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partials, float* D_out, const floatX* out,
-                                            const float* lse_in,
-                                            typename DqShape<HS>::Shared& shared, const TileScheduler& scheduler,
-                                            int T) {
+                                            const float* lse_in, typename DqShape<HS>::Shared& shared,
+                                            const TileScheduler& scheduler, int T) {
     using Shape = DqShape<HS>;
     constexpr int TILE_K = Shape::TILE_K;
     const BackwardDescriptors<HS, Shape::TILE_Q, TILE_K> in(shared.Q[0], shared.dO[0], shared.K[0], shared.V[0]);

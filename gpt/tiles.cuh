@@ -67,10 +67,10 @@ template <int N> __device__ __forceinline__ void to_operands(uint32_t (&a)[N / 8
 }
 
 // Returns whether a tile's row is one of the T rows of a head.
-__device__ __forceinline__ bool is_row(int row, int T) { return static_cast<unsigned>(row) < static_cast<unsigned>(T); }
+__device__ __forceinline__ bool is_row(int row, int T) { return row >= 0 && row < T; }
 
-// Stores a fragment (16, HS) to rows row0 ... row0 + 15 of x, except out-of-range rows. The warp stages it in its own rows
-// of `tile`, so that neighbouring lanes write neighbouring 16-byte chunks.
+// Stores a fragment (16, HS) to rows row0 ... row0 + 15 of x, except out-of-range rows. The warp stages it in its own
+// rows of `tile`, so that neighbouring lanes write neighbouring 16-byte chunks.
 template <int HS, typename F8>
 __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int row0, int T, const float* fragment,
                                            char* tile, int tile_rows, int tile_row) {
