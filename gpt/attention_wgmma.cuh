@@ -210,9 +210,8 @@ __device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shar
             mbarrier_arrive_expect_tx(full, sizeof(shared.K[0]));
             tma_load_tile<HS>(tile, Shape::TILE_K, qkv, full, head, j * Shape::TILE_K, work.b);
         };
-        // K is loaded before Q: in forward, a stage of K is free before the previous work tile has released Q.
         load(shared.k, shared.K[kv.stage], scheduler.NH + work.h, 0);
-        wait_empty(shared.q, q);
+        wait_empty(shared.q, q);   // released before the consumers asked for the work tile before this one
         load_queries(work, query0, q.stage);
         q.advance();
         for (int j = 0;;) {

@@ -119,7 +119,8 @@ UNNECESSARY_BARRIERS = {
     "wait_full(shared.q, q);                   // already full: the branch": "the same in dK and dV",
     "wait_empty(shared.k, k);":
         "the producer has the index of work tile n + 2 only after the consumers have received that of tile n + 1, and "
-        "so have finished tile n, whose stage it loads; the same is true of Q in forward and dQ",
+        "so have finished tile n, whose stage it loads",
+    "wait_empty(shared.q, q);   // released before": "the same in forward and dQ",
     "__syncwarp();   // all lanes have read the rows that were staged here":
         "the shuffles of column_sums come before the stores, and the recorder takes them for barriers; on a GPU they "
         "do not order memory accesses",
