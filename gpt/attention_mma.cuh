@@ -80,8 +80,8 @@ __device__ __forceinline__ void store_lse(float* lse, const RowState& rows, cons
 // lse and D = sum of dout * out of a warp's 16 queries, row0 ... row0 + 15 of a head. load() only starts to read, so
 // that other work can hide the latency. Lanes 2i and 2i + 1 compute the D of query row0 + i.
 template <int HS> struct QueryStatistics {
-    uint4 out[HS / PACK / 2];   // packs; as RawPack each element would take a register
-    float lse[2];               // of this lane's two queries
+    StoredPack out[HS / PACK / 2];
+    float lse[2];   // of this lane's two queries
 
     __device__ __forceinline__ void load(const float* lse_in, const floatX* from, int row0, int T, size_t stride) {
         for (int h = 0; h < 2; h++) {
@@ -89,8 +89,7 @@ template <int HS> struct QueryStatistics {
             lse[h] = is_row(r, T) ? lse_in[r] : 0.0f;
         }
         const floatX* row = from + max(0, min(row0 + static_cast<int>(threadIdx.x) % 32 / 2, T - 1)) * stride;
-        for (int i = 0; i < HS / PACK / 2; i++)
-            out[i] = reinterpret_cast<const uint4*>(row)[2 * i + threadIdx.x % 2];
+        for (int i = 0; i < HS / PACK / 2; i++) out[i].load(row + (2 * i + threadIdx.x % 2) * PACK);
     }
     // Returns D of this lane's two queries, and writes it for the kernel of dK and dV. dout(r, c) returns the address
     // of chunk c of row row0 + r.
@@ -101,7 +100,7 @@ template <int HS> struct QueryStatistics {
         for (int i = 0; i < HS / PACK / 2; i++) {
             float x[PACK], y[PACK];
             ::load(x, dout(lane / 2, 2 * i + lane % 2));
-            ::load(y, reinterpret_cast<const floatX*>(&out[i]));
+            out[i].unpack(y);
             for (int k = 0; k < PACK; k++) sum += x[k] * y[k];
         }
         sum += __shfl_xor_sync(FULL_WARP, sum, 1);
