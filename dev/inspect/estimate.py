@@ -25,7 +25,7 @@ A warp does not multiply during its softmax, and other warps fill that gap only 
 products and softmax, which is within 15 % of cuDNN's causal forward on an H100. With ping-pong scheduling of
 warpgroups (FlashAttention-3), part of the shorter time is hidden. Each work tile of a block starts and ends with
 products and stores that nothing overlaps. TURNS_OVERLAP and PIECE_SECONDS are fitted to the trainer's kernels on an
-H100: its forward attains 338 to 625 TFLOP/s (FORWARD in test_report.py). FlashAttention-3's has published 265 to 602.
+H100, whose forward attains 338 to 625 TFLOP/s (FORWARD in test_report.py; FlashAttention-3's published: 265 to 602).
 """
 import math
 from dataclasses import dataclass
