@@ -387,8 +387,8 @@ TEST("kernels: layernorm") {
                 try_layernorm_backward<decltype(type)>(backward, N, C, biased);
             });
     }
-    // C = 4112: several packs per thread. C = 16384: a row takes most of the shared memory, so a block has fewer warps.
-    for (auto [N, C] : {std::pair<size_t, int>{9, 4112}, {2, 16384}}) {
+    // C = 4096 needs 48 KiB of shared memory. C = 4112: several packs per thread. C = 16384: a row takes most of the shared memory, so a block has fewer warps.
+    for (auto [N, C] : {std::pair<size_t, int>{9, 4096}, {9, 4112}, {2, 16384}}) {
         try_layernorm_forward(forward, N, C);
         if (layernorm_shared(C) <= device.properties.sharedMemPerBlockOptin)
             try_layernorm_backward<float>(backward, N, C, true);
@@ -613,6 +613,8 @@ TEST("kernels: cross entropy") {
         for (auto [V, Vp] : {std::pair{1, 128}, {65, 128}, {256, 256}, {1000, 1024}})
             try_cross_entropy(trial, N, V, Vp);
     try_cross_entropy(trial, 3, 50257, 50304);
+    const int row = (48 << 10) / sizeof(floatX);   // fills what a block may have without asking, but for its arrays
+    try_cross_entropy(trial, 3, row - 76, row);
     try_cross_entropy(trial, 3, 60000, 60032);   // a row is larger than any GPU's shared memory
 
     for (size_t n : {1, 37, 5000}) {
@@ -879,19 +881,22 @@ template <typename M, typename F> Number sum_of_products(size_t K, F product) {
     return sum;
 }
 
-// Returns run() as on Hopper after matmul tuning that has chosen all epilogues that need it.
-template <typename F> auto with_tuned_epilogues(F run) {
+// Returns run() as on Hopper after matmul tuning that has chosen all optional epilogues, or their alternatives.
+enum class Tuned { FUSED, SEPARATE };
+template <typename F> auto with_choice(Tuned choice, F run) {
     const Temporarily hopper(device.properties.major, std::max(device.properties.major, 9));
     matmul_plans.clear();
     run();   // creates the plans
-    size_t chosen = 0;
-    for (auto& [shape, plan] : matmul_plans)
-        if (needs_tuning(shape.epilogue)) chosen += (plan.algorithms = offered_algorithms(plan)).size();
+    size_t optional = 0;
+    for (auto& [shape, plan] : matmul_plans) {
+        if (!plan.alternative) continue;
+        optional++;
+        plan.algorithms.clear();
+        if (choice == Tuned::FUSED) plan.algorithms = offered_algorithms(plan);
+    }
     const auto result = run();
     matmul_plans.clear();
-#ifdef CUDA_ON_CPU
-    if (chosen == 0) throw Failure("no epilogue needed tuning");
-#endif
+    if (optional == 0) throw Failure("no epilogue is optional");
     return result;
 }
 
@@ -948,21 +953,20 @@ void try_matmul_forward_gelu(const std::vector<MatmulSize>& sizes) {
             Numbers after;
             for (const Number& x : before) after.push_back(gelu_loop(stored_as<floatX>(x)));
             const auto tried = [&] { return trial->run(run); };
-            const Outputs got = trial == &fused ? with_tuned_epilogues(tried) : tried();
+            const Outputs got = with_choice(trial == &fused ? Tuned::FUSED : Tuned::SEPARATE, tried);
             trial->compare<floatX>("pre_activation", got[0], before);
             trial->compare<floatX>("out", got[1], after);
         }
     }
 }
 
-// GELU' is an epilogue of cuBLASLt, except with FP8. db: the gradient of the bias. As an epilogue it has floatX, and
-// may sum dinp before it is rounded.
+// GELU' is an epilogue of cuBLASLt or, always with FP8, a kernel. db: the gradient of the bias.
 template <typename G, typename W>
 void try_matmul_backward_input(const std::string& name, const std::vector<MatmulSize>& sizes) {
-    Trial plain(name), gelu(name + " with GELU'"), fused(name + " with GELU' as one matmul");
+    Trial plain(name), separate(name + " with GELU'"), fused(name + " with GELU' as one matmul");
     for (const MatmulSize& s : sizes) {
         const size_t N = s.N, C = s.C, OC = s.OC;
-        for (Trial* trial : {&plain, &gelu, &fused}) trial->at(format("N %zu, C %zu, OC %zu", N, C, OC));
+        for (Trial* trial : {&plain, &separate, &fused}) trial->at(format("N %zu, C %zu, OC %zu", N, C, OC));
         const G dout(N, OC, 1024);
         const W w(C, OC, 8);
         const Values pre = gelu_inputs(N * C), db = random_values<float>(C);
@@ -974,20 +978,23 @@ void try_matmul_backward_input(const std::string& name, const std::vector<Matmul
             else matmul_backward_input(dinp, dout.operand, w.operand, N, C, OC);
             return outputs(dinp, d_db);
         };
-        const Temporarily epilogue(tanh_error, dout.operand.fp8 ? 0 : EPILOGUE_TANH_ERROR);
-        Numbers expected(N * C), through_gelu(N * C), sums(C);
+        Numbers expected(N * C);
         for (size_t i = 0; i < N * C; i++) {
             expected[i] = sum_of_products<G>(OC, [&](size_t o) {
                 return Number(dout.values[i / C * OC + o]) * w.values[i % C * OC + o];
             });
-            through_gelu[i] = stored_as<floatX>(expected[i]) * gelu_derivative_loop<Number>(pre[i]);
-            sums[i % C] += stored_as<floatX>(through_gelu[i]);
         }
-        for (size_t c = 0; c < C; c++) sums[c] = stored_as<floatX>(sums[c]) + db[c];
         plain.compare<floatX>("dinp", plain.run([&] { return run(false); })[0], expected);
-        for (Trial* trial : {&gelu, &fused}) {
+        for (Trial* trial : {&separate, &fused}) {
+            const bool fuses = trial == &fused && !dout.operand.fp8;
+            const Temporarily epilogue(tanh_error, fuses ? EPILOGUE_TANH_ERROR : 0);
+            Numbers through_gelu(N * C), sums = numbers(db);
+            for (size_t i = 0; i < N * C; i++) {
+                through_gelu[i] = stored_as<floatX>(expected[i]) * gelu_derivative_loop<Number>(pre[i]);
+                sums[i % C] += stored_as<floatX>(through_gelu[i]);
+            }
             const auto tried = [&] { return trial->run([&] { return run(true); }); };
-            const Outputs got = trial == &fused && !dout.operand.fp8 ? with_tuned_epilogues(tried) : tried();
+            const Outputs got = dout.operand.fp8 ? tried() : with_choice(fuses ? Tuned::FUSED : Tuned::SEPARATE, tried);
             trial->compare<floatX>("dinp", got[0], through_gelu);
             trial->compare<float>("db", got[1], sums);
         }
@@ -1034,13 +1041,16 @@ TEST("kernels: matmul") {
 TEST("kernels: matmul tuning of epilogues") {
     constexpr size_t N = 32, C = 16;
     const Temporarily hopper(device.properties.major, std::max(device.properties.major, 9));
+#ifdef CUDA_ON_CPU
+    const Temporarily measured(cuda_cpu::times, cuda_cpu::Random{0});
+#endif
     matmul_plans.clear();
     const Matrix inp(N, C, 1), w(C, C, 1);
     const DeviceArray<floatX> out(N * C), pre_activation(N * C), b(random_values<floatX>(C));
     matmul_forward_gelu(out, pre_activation, inp.operand, w.operand, b, Recompute::NONE, N, C, C);
     for (auto& [shape, plan] : matmul_plans)
         for (bool slow : {true, false}) {
-            if (!needs_tuning(shape.epilogue) || offered_algorithms(plan).empty()) continue;
+            if (!plan.alternative || offered_algorithms(plan).empty()) continue;
             MatmulTuning tuning;
             plan.alternative = [=] { if (slow) launch("hold", hold_kernel, 1, 1, 0, 500 * HOLD_CYCLES); };
             choose_algorithm(tuning, plan);
@@ -1422,7 +1432,7 @@ TEST("model against PyTorch") {
             test_steps(r, grad_dtype, heading);
         }
         if (device.properties.major != 7)   // as on Hopper, cross-entropy would use cp.async
-            expect_pytorchs(r, r.setup(), with_tuned_epilogues([&] { return r.pass(r.setup()); }),
+            expect_pytorchs(r, r.setup(), with_choice(Tuned::FUSED, [&] { return r.pass(r.setup()); }),
                             format("%s, GELU and its gradients as epilogues: ", name));
         Setup naive = r.setup(), chunked = r.setup();
         naive.attention = Attention::NAIVE;
@@ -1623,15 +1633,14 @@ TEST("memory") {
     }
     expect(exact, "largest_micro_batch() is exact to one byte of memory");
 
-    // Without launch()'s check CUDA reports only "invalid argument" if a kernel needs too much shared memory.
-    const size_t needed = SHARED_WITHOUT_OPT_IN + 16;
-    auto launch_error = [&](size_t most) {
-        const Temporarily limit(device.properties.sharedMemPerBlockOptin, most);
-        return error_of([&] { launch("hold", hold_kernel, 1, 1, needed, 1LL); });
+    // Without this check CUDA reports only "invalid argument" if a kernel needs too much shared memory.
+    const size_t most = device.properties.sharedMemPerBlockOptin;
+    auto launch_error = [&](size_t bytes) {
+        return error_of([&] { launch("hold", hold_kernel, 1, 1, bytes, 1LL); });
     };
-    const std::string error = launch_error(needed - 1);
-    expect(contains(error, format("hold: expected at most %zu bytes", needed - 1)) &&
-               contains(error, format("found %zu", needed)) && launch_error(needed).empty(),
+    const std::string error = launch_error(most + 16);
+    expect(contains(error, format("hold: expected at most %zu bytes", most)) &&
+               contains(error, format("found %zu", most + 16)) && launch_error(most).empty(),
            "a kernel that needs more shared memory than a block may have is rejected with both sizes", error);
 }
 

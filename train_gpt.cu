@@ -377,21 +377,24 @@ void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... m
 }
 
 // ==== launch =================================================================
-// launch() launches every kernel, in order on device.stream. It names the kernel for profilers and errors, opts in to
-// more than 48 KiB of shared memory, and checks the result.
+// launch() launches every kernel, in order on device.stream. It names the kernel for profilers and errors, asks for its
+// dynamic shared memory, and checks the result.
 
-constexpr size_t SHARED_WITHOUT_OPT_IN = 48 << 10;
+// Allows blocks of the kernel `bytes` of dynamic shared memory. CUDA rejects more than a block may have, less the arrays
+// that the kernel declares, and would only say "invalid argument".
+void request_shared_memory(const char* name, const void* kernel, size_t bytes) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (error == cudaErrorInvalidValue)
+        throw UserError("%s: expected at most %zu bytes of shared memory per block on %s, found %zu and the kernel's "
+                        "own arrays: the model has too many --channels, or too large heads", name,
+                        device.properties.sharedMemPerBlockOptin, device.properties.name, bytes);
+    check(error, name);
+}
 
 template <typename... Params, typename... Args>
 void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args... args) {
-    const cudaDeviceProp& card = device.properties;
-    if (shared_bytes > card.sharedMemPerBlockOptin)   // CUDA would only say "invalid argument"
-        throw UserError("%s: expected at most %zu bytes of shared memory per block on %s, found %zu: the model has too "
-                        "many --channels, or too large heads", name, card.sharedMemPerBlockOptin, card.name,
-                        shared_bytes);
-    if (shared_bytes > SHARED_WITHOUT_OPT_IN)
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   static_cast<int>(shared_bytes)), name);
+    if (shared_bytes > 0) request_shared_memory(name, reinterpret_cast<const void*>(kernel), shared_bytes);
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
@@ -920,10 +923,11 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
 
 // Returns the bytes of shared memory of a block of backward. Forward needs one row of floatX for each warp.
 size_t layernorm_shared(int C) { return MAX_GRADS * C * sizeof(float); }
+constexpr size_t LAYERNORM_ROWS = 48 << 10;   // bytes of the rows of a block of forward, unless one row is larger
 
 void layernorm_forward(const Operand& out, float* mean, float* rstd, const floatX* inp, const floatX* w,
                        const floatX* b, size_t N, int C) {
-    const size_t row_bytes = C * sizeof(floatX), fit = SHARED_WITHOUT_OPT_IN / row_bytes;
+    const size_t row_bytes = C * sizeof(floatX), fit = LAYERNORM_ROWS / row_bytes;
     const size_t warps = std::clamp(fit, size_t{1}, size_t{BLOCK_WARPS});
     launch("layernorm_forward", layernorm_forward_kernel, ceil_div(N, warps), warps * WARP_SIZE, warps * row_bytes,
            out.to<e4m3>(), mean, rstd, inp, w, b, N, C);
@@ -1767,10 +1771,10 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 // shapes    inp (N,C), w (C,OC), out, add (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
 //           operands gives out^T = B^T A^T. FP8: see fp8_in_any_layout()
-// epilogue  bias, always; GELU' on Hopper and later and on a CPU. On Hopper and later also bias and GELU, and GELU'
-//           with the gradient of the bias, where --matmul-tuning has found that faster than separate kernels. GELU only
-//           with --recompute none: the other modes compute it again from the stored pre-activation and must get the
-//           same bits. With FP8 only the bias is an epilogue, because kernels write the 8-bit copies
+// epilogue  bias, always. On Hopper and later, and on a CPU, also GELU', unless --matmul-tuning has found separate
+//           kernels faster; and bias with GELU, if it has found that faster, with --recompute none: the other modes
+//           compute GELU again from the stored pre-activation and must get the same bits. With FP8 only the bias is an
+//           epilogue, because kernels write the 8-bit copies
 // choice    cuBLASLt offers several algorithms for a shape, best first by its own estimate. The program takes the
 //           first, or the fastest (--matmul-tuning). Each algorithm gives the same bits at every call; two algorithms
 //           may round differently
@@ -1787,11 +1791,7 @@ constexpr uint32_t MATMUL_SPLIT_SUMS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 enum class Op { AS_IS, TRANSPOSED };
 enum class Into { ASSIGN, ADD };
-// BIAS_GELU also stores the pre-activation, GELU_BACKWARD_BIAS also the bias gradient.
-enum class Epilogue { NONE, BIAS, GELU_BACKWARD, BIAS_GELU, GELU_BACKWARD_BIAS };
-
-// Returns whether only matmul tuning may choose the epilogue.
-bool needs_tuning(Epilogue e) { return e == Epilogue::BIAS_GELU || e == Epilogue::GELU_BACKWARD_BIAS; }
+enum class Epilogue { NONE, BIAS, GELU_BACKWARD, BIAS_GELU };   // BIAS_GELU also stores the pre-activation
 
 struct MatmulShape {
     size_t M, N, K;
@@ -1807,7 +1807,7 @@ struct MatmulShape {
     }
     bool operator<(const MatmulShape& other) const { return key() < other.key(); }
     std::string name() const {
-        constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'", " + bias, gelu", " * gelu', bias gradient"};
+        constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'", " + bias, gelu"};
         const std::string both = format("%s x %s", name_of(a_type), name_of(b_type));
         const std::string types = a_type == b_type ? name_of(a_type) : both;
         return format("%s%s %zu x %zu x %zu %c%c %s %s%s", types.c_str(), fast_accumulation ? " fast" : "",
@@ -1847,7 +1847,7 @@ struct Product {
     const float *a_factor = nullptr, *b_factor = nullptr;   // for FP8 operands: 1 / scale, in device memory
     const void* add = nullptr;   // (M,N), as out, for Into::ADD: what is added; null: the old out
     float alpha = 1, beta = 1;   // out = alpha A B + beta add
-    // Of the epilogue, floatX: its inputs, and its second output, a pre-activation (M,N) or a bias gradient (N).
+    // Of the epilogue, floatX: its inputs, a bias (N) and a pre-activation (M,N), and its second output (M,N).
     const void *bias = nullptr, *pre_activation = nullptr;
     void* second_out = nullptr;
 };
@@ -1857,17 +1857,18 @@ struct MatmulPlan {
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;   // in cuBLASLt's order: a and b are swapped
     std::vector<cublasLtMatmulAlgo_t> algorithms;   // the first is used; empty: the shape is not used
-    // For matmul tuning: the last product of this shape; if the epilogue needs tuning, what it competes with.
+    // For matmul tuning: the last product of this shape; what it competes with, if it is optional.
     Product last = {};
     std::function<void()> alternative;
 };
 
 // Sets the pointers that differ from call to call: the epilogue's and FP8 scales.
 void set_pointers(const MatmulPlan& plan, const Product& p) {
-    const bool gives_bias = p.shape.epilogue == Epilogue::GELU_BACKWARD_BIAS;
-    const void* bias = gives_bias ? p.second_out : p.bias;
-    const void* aux = p.shape.epilogue == Epilogue::BIAS_GELU ? p.second_out : p.pre_activation;
-    if (bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    const void* aux = p.second_out ? p.second_out : p.pre_activation;
+    // cuBLASLt offers algorithms for the alignment of the first call's pointer.
+    if (reinterpret_cast<uintptr_t>(aux) % MATMUL_ALIGNMENT)
+        throw Failure("%s: expected a pre-activation aligned to %u bytes", p.shape.name().c_str(), MATMUL_ALIGNMENT);
+    if (p.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     if (aux) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
     if (p.b_factor) set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_factor);
     if (p.a_factor) set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_factor);
@@ -1905,21 +1906,17 @@ MatmulPlan make_matmul_plan(const Product& p) {
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.b == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, s.a == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
     constexpr cublasLtEpilogue_t EPILOGUES[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
-                                                CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-                                                CUBLASLT_EPILOGUE_DGELU_BGRAD};
+                                                CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
     set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, EPILOGUES[static_cast<int>(s.epilogue)]);
-    if (s.epilogue != Epilogue::NONE && s.epilogue != Epilogue::GELU_BACKWARD)   // those with a bias
-        set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(FLOATX));
-    if (s.epilogue != Epilogue::NONE && s.epilogue != Epilogue::BIAS) {          // those with a pre-activation
+    if (p.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(FLOATX));
+    if (s.epilogue == Epilogue::GELU_BACKWARD || s.epilogue == Epilogue::BIAS_GELU)
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(s.N));
-        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, cuda_type(FLOATX));
-    }
     if (s.fast_accumulation) set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
     set_pointers(plan, p);
     plan.a = matrix_layout(s.b_type, s.K, s.N, s.b);
     plan.b = matrix_layout(s.a_type, s.M, s.K, s.a);
     plan.out = matrix_layout(s.out, s.M, s.N, Op::AS_IS);
-    if (!needs_tuning(s.epilogue)) plan.algorithms = offered_algorithms(plan);
+    if (s.epilogue != Epilogue::BIAS_GELU) plan.algorithms = offered_algorithms(plan);
     return plan;
 }
 
@@ -1941,7 +1938,7 @@ cublasStatus_t multiply(const MatmulPlan& plan, const Product& p, const cublasLt
                           device.stream);
 }
 
-// Returns false if cuBLASLt has no kernel for this shape, or if matmul tuning has not chosen its epilogue.
+// Returns false if cuBLASLt has no kernel for this shape, or if matmul tuning has not chosen it.
 bool try_matmul(const Product& p) {
     MatmulPlan& plan = matmul_plan(p);
     plan.last = p;
@@ -1972,13 +1969,11 @@ void matmul(const Product& p) {
                   fp8 ? format("; FP8 needs %s", cublaslt_text(first_cublaslt_with_fp8()).c_str()).c_str() : "");
 }
 
-// Runs p if matmul tuning has chosen its epilogue; otherwise runs alternative(), which computes the same in more
-// launches. Returns whether p ran. Tuning calls alternative() later: it must own what it captures.
-template <typename F> bool try_fused(const Product& p, F alternative) {
-    if (try_matmul(p)) return true;
+// Runs p, whose epilogue is optional, or alternative(), which computes the same in more launches. Matmul tuning chooses,
+// and calls alternative() later: it must own what it captures.
+template <typename F> void matmul_or(const Product& p, F alternative) {
     matmul_plan(p).alternative = alternative;
-    alternative();
-    return false;
+    if (!try_matmul(p)) alternative();
 }
 
 // Whether cuBLASLt multiplies FP8 matrices of any layout: on compute capability 10. On Ada, Hopper and 12.x both
@@ -2012,9 +2007,11 @@ void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const flo
     matmul(p);
 }
 
-// Returns whether matmul tuning may choose epilogues with GELU for a matmul with this operand. Before Hopper they are
-// slower than the kernels.
-bool may_fuse_gelu(const Operand& operand) { return !operand.fp8 && device.properties.major >= 9; }
+// Returns whether a matmul with this operand may have an epilogue with GELU. Before Hopper they are slower than the
+// kernels.
+bool may_fuse_gelu(const Operand& operand) {
+    return !operand.fp8 && (device.properties.major >= 9 || device.is_cpu());
+}
 constexpr size_t BIAS_GELU_VERSION = 120500;   // of cuBLASLt, at least
 
 // pre_activation (N,OC) = inp (N,C) w (C,OC) + b (OC),  out = GELU(pre_activation)
@@ -2029,7 +2026,7 @@ void matmul_forward_gelu(const Operand& out, floatX* pre_activation, const Opera
     Product p = {out.x, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::BIAS_GELU}};
     p.bias = b;
     p.second_out = pre_activation;
-    try_fused(p, separate);
+    matmul_or(p, separate);
 }
 
 // dinp (N,C) = dout (N,OC) w (C,OC)^T
@@ -2044,26 +2041,23 @@ void matmul_backward_input(floatX* dinp, const Operand& dout, const Operand& w, 
 
 // dinp = dout w^T * GELU'(pre), where the matmul's input was GELU(pre): pre (N,C). db += sum of dinp over rows, as pre
 // includes this bias. With FP8, a kernel computes GELU' and writes dinp in 8 bits, which cuBLASLt's epilogue cannot.
-// cuBLASLt assigns a bias gradient in floatX; add_partials adds it to db. partials (partial_blocks(N), C) fp32 scratch
+// partials (partial_blocks(N), C) fp32 scratch
 void matmul_backward_input_gelu(const Operand& dinp, Grad db, float* partials, const Operand& dout, const Operand& w,
                                 const floatX* pre, size_t N, size_t C, size_t OC) {
+    if (dinp.fp8) {
+        matmul_backward_input(dinp.x, dout, w, N, C, OC);
+        return fp8_gelu_backward(dinp, db, partials, dinp.x, pre, N, C);
+    }
+    auto separate = [=] {
+        matmul_backward_input(dinp.x, dout, w, N, C, OC);
+        gelu_backward(dinp, dinp.x, pre, N * C);
+    };
     Product p = input_product(dinp.x, dout, w, N, C, OC);
     p.shape.epilogue = Epilogue::GELU_BACKWARD;
     p.pre_activation = pre;
-    auto separate = [=] {
-        const bool may_fuse = may_fuse_gelu(dout) || (device.is_cpu() && !dout.fp8);
-        if (!may_fuse || !try_matmul(p)) {
-            matmul_backward_input(dinp.x, dout, w, N, C, OC);
-            if (dinp.fp8) return fp8_gelu_backward(dinp, db, partials, dinp.x, pre, N, C);
-            gelu_backward(dinp, dinp.x, pre, N * C);
-        }
-        bias_backward(db, partials, dinp.x, N, C);
-    };
-    if (!may_fuse_gelu(dout)) return separate();
-    Product fused = p;
-    fused.shape.epilogue = Epilogue::GELU_BACKWARD_BIAS;
-    fused.second_out = partials;
-    if (try_fused(fused, separate)) add_partials<floatX>({db}, reinterpret_cast<const floatX*>(partials), 1, C);
+    if (may_fuse_gelu(dout)) matmul_or(p, separate);
+    else separate();
+    bias_backward(db, partials, dinp.x, N, C);
 }
 
 // dw (C,OC) += inp (N,C)^T dout (N,OC)

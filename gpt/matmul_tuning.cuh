@@ -3,9 +3,9 @@
 //
 // Before a run starts, one pass through the model records the matmuls of a micro-step and fills the activations (a GPU
 // multiplies zeros faster). Then each shape for which cuBLASLt offers several algorithms is timed with each of them, on
-// the same tensors. After that each shape whose epilogue replaces kernels is timed against its alternative: the tuned
-// matmul without the epilogue, and the kernels. It is used only if it is faster. (The addition of an epilogue's bias
-// gradient, a few microseconds, is not timed.) Afterwards gradients and loss are cleared.
+// the same tensors. After that each shape whose epilogue replaces a kernel is timed against its alternative: the tuned
+// matmul without the epilogue, and the kernel. It is used only if it is faster. Afterwards gradients and loss are
+// cleared.
 //
 // The choices are saved in a file. Two algorithms may round differently, so the same command gives the same bits as
 // long as the file exists; without it, or on --resume with another --matmul-tuning, results are equal up to rounding.
@@ -54,17 +54,17 @@ template <typename F> std::vector<float> best_times(size_t count, F run) {
 
 // Returns whether the file's choice for a plan can be used: whether the device supports it, within the workspace.
 bool is_usable(const MatmulPlan& plan, const std::vector<cublasLtMatmulAlgo_t>& choice) {
-    if (choice.empty()) return needs_tuning(plan.last.shape.epilogue);
+    if (choice.empty()) return plan.alternative != nullptr;
     cublasLtMatmulHeuristicResult_t result = {};
     const cublasStatus_t status = cublasLtMatmulAlgoCheck(device.matmul, plan.operation, plan.a, plan.b, plan.out,
                                                           plan.out, &choice[0], &result);
     return choice.size() == 1 && status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace_bytes();
 }
 
-// Reduces the plan's algorithms to one: the known one if the device supports it, otherwise the fastest of all. An
-// epilogue that needs tuning keeps none if its alternative is faster.
+// Reduces the plan's algorithms to one: the known one if the device supports it, otherwise the fastest of all; to none
+// if there is an alternative that is faster.
 void choose_algorithm(MatmulTuning& tuning, MatmulPlan& plan) {
-    const bool optional = needs_tuning(plan.last.shape.epilogue);
+    const bool optional = plan.alternative != nullptr;
     const std::vector<cublasLtMatmulAlgo_t> offered = optional ? offered_algorithms(plan) : plan.algorithms;
     const size_t count = offered.size(), least = optional ? 1 : 2;
     if (count < least) return;
@@ -155,9 +155,11 @@ template <typename F> void tune_matmuls(Model& m, FILE* out, bool verbose, F pas
     matmul_plans.clear();
     pass();
     auto choose = [&] {   // first the shapes that alternatives consist of
+        for (auto& [shape, plan] : matmul_plans)
+            if (plan.alternative) plan.alternative();   // records them
         for (bool optional : {false, true})
             for (auto& [shape, plan] : matmul_plans)
-                if (needs_tuning(shape.epilogue) == optional) choose_algorithm(tuning, plan);
+                if ((plan.alternative != nullptr) == optional) choose_algorithm(tuning, plan);
     };
     if (world.first()) choose();
     if (!world.alone()) {   // all ranks use the choices of the first one

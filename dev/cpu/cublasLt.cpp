@@ -265,17 +265,12 @@ float gelu_derivative(float x) {
     return gate + x * gate * (1 - gate) * 1.5957691216f * (1 + 3 * 0.044715f * x * x);
 }
 
-// Bits of epilogues: a bias vector is added or its gradient computed, GELU or its derivative is computed, a second
-// matrix is read or written.
-constexpr uint32_t has_bias = 4, has_bias_gradient = 16, has_gelu = 32, has_derivative = 64, has_aux = 128;
+// Bits of epilogues: a bias vector is added, GELU or its derivative is computed, a second matrix is read or written.
+constexpr uint32_t has_bias = 4, has_gelu = 32, has_derivative = 64, has_aux = 128;
 
 cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Product& p, cudaDataType_t type_of_d) {
     if (desc.bias_type >= 0) return static_cast<cudaDataType_t>(desc.bias_type);
     return is_fp8(p.type_a) && type_of_d == CUDA_R_32F ? CUDA_R_16BF : type_of_d;
-}
-
-cudaDataType_t type_of_aux(const cublasLtMatmulDescOpaque_t& desc, cudaDataType_t type_of_d) {
-    return desc.aux_type < 0 ? type_of_d : static_cast<cudaDataType_t>(desc.aux_type);
 }
 
 // Computes D = epilogue(alpha sums + beta C), a piece of a column at a time.
@@ -283,7 +278,6 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
             const Source& c, const Target& d) {
     constexpr int64_t piece = 256;
     const auto bias_type = type_of_bias(desc, p, d.type);
-    const auto aux_type = type_of_aux(desc, d.type);
 #pragma omp parallel for if (!omp_in_parallel())
     for (int64_t j = 0; j < p.n; j++)
         for (int64_t i = 0; i < p.m; i += piece) {
@@ -300,33 +294,16 @@ void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Targ
                 load(y, at(desc.bias, bias_type, i), bias_type, count);
                 for (int64_t e = 0; e < count; e++) x[e] += y[e];
             }
-            void* const aux = desc.epilogue & has_aux ? at(desc.aux, aux_type, j * desc.aux_ld + i) : nullptr;
+            void* const aux = desc.epilogue & has_aux ? at(desc.aux, d.type, j * desc.aux_ld + i) : nullptr;
             if (desc.epilogue & has_derivative) {
-                load(y, aux, aux_type, count);
+                load(y, aux, d.type, count);
                 for (int64_t e = 0; e < count; e++) x[e] *= gelu_derivative(y[e]);
             } else if (desc.epilogue & has_gelu) {
-                store(aux, x, aux_type, count);
+                store(aux, x, d.type, count);
                 for (int64_t e = 0; e < count; e++) x[e] = gelu(x[e]);
             }
             store(out, x, d.type, count);
         }
-}
-
-// Computes the bias gradient: the sums of the rows of D, as it is stored. The order does not depend on the number of
-// workers.
-void sum_rows(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& d) {
-    constexpr int64_t piece = 64;
-    const auto bias_type = type_of_bias(desc, p, d.type);
-#pragma omp parallel for
-    for (int64_t i = 0; i < p.m; i += piece) {
-        const int64_t count = std::min(piece, p.m - i);
-        float sum[piece] = {}, x[piece];
-        for (int64_t j = 0; j < p.n; j++) {
-            load(x, at(d.data, d.type, j * d.ld + i), d.type, count);
-            for (int64_t e = 0; e < count; e++) sum[e] += x[e];
-        }
-        store(at(desc.bias, bias_type, i), sum, bias_type, count);
-    }
 }
 
 // ==== oneDNN ============================================================================================
@@ -461,8 +438,7 @@ bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
         cublasLtMatmulDescOpaque_t epilogue = desc;
         const Target part{at(d.data, d.type, first * d.ld), d.type, d.ld};
         done = onednn_float(columns, a, at(b, p.type_b, first * (p.transpose_b ? 1 : p.ldb)), part) && done;
-        if (desc.epilogue & has_aux)
-            epilogue.aux = at(desc.aux, type_of_aux(desc, d.type), first * desc.aux_ld);
+        if (desc.epilogue & has_aux) epilogue.aux = at(desc.aux, d.type, first * desc.aux_ld);
         if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT || beta != 0)
             finish(epilogue, columns, part, 1, beta, {at(c.data, d.type, first * c.ld), c.ld}, part);
     }
@@ -481,16 +457,15 @@ bool has_bfloat16() { return false; }
 
 // ==== what is supported =================================================================================
 
-// Returns whether a GPU's cuBLASLt supports the epilogue's types, leading dimension and pointer alignment. (NVIDIA's
-// cublasLt.h at CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, _EPILOGUE_AUX_LD and _EPILOGUE_AUX_DATA_TYPE.)
+// Returns whether a GPU's cuBLASLt supports the epilogue's type, leading dimension and pointer alignment. (NVIDIA's
+// cublasLt.h at CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE and _EPILOGUE_AUX_LD.)
 bool has_epilogue(const cublasLtMatmulDescOpaque_t& desc, uint32_t type_of_d) {
     constexpr int64_t aux_ld_unit = 8;
     constexpr uintptr_t aux_alignment = 16;
-    const auto is_type_of_d = [&](int32_t type) { return type < 0 || static_cast<uint32_t>(type) == type_of_d; };
-    if ((desc.epilogue & (has_bias | has_bias_gradient)) && !is_type_of_d(desc.bias_type)) return false;
-    if (!(desc.epilogue & has_aux)) return true;
-    return is_type_of_d(desc.aux_type) && desc.aux_ld % aux_ld_unit == 0 &&
-           reinterpret_cast<uintptr_t>(desc.aux) % aux_alignment == 0;
+    if (desc.epilogue & has_bias && desc.bias_type >= 0 && static_cast<uint32_t>(desc.bias_type) != type_of_d)
+        return false;
+    return !(desc.epilogue & has_aux) ||
+           (desc.aux_ld % aux_ld_unit == 0 && reinterpret_cast<uintptr_t>(desc.aux) % aux_alignment == 0);
 }
 
 // Returns whether cuBLASLt supports this FP8 product. It requires that A is transposed and B is not (so that both are
@@ -535,8 +510,7 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t& desc, Layout a, L
     if (!known || a.type != b.type || (d.type != CUDA_R_32F && d.type != a.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (card() != nullptr && !has_epilogue(desc, d.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
     for (const auto known_epilogue :
-         {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
-          CUBLASLT_EPILOGUE_DGELU_BGRAD}) {
+         {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
         if (desc.epilogue != known_epilogue) continue;
         const bool is_short = desc.epilogue & has_aux && desc.aux_ld < static_cast<int64_t>(m);
         return is_short ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_SUCCESS;
@@ -726,9 +700,7 @@ cublasStatus_t multiply(const MatmulCall& call) {
     report_product(call);
     if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
 #endif
-    const cublasStatus_t status = compute_d(call);
-    if (call.desc.epilogue & has_bias_gradient) sum_rows(call.desc, call.p, call.result);
-    return status;
+    return compute_d(call);
 }
 }  // namespace
 }  // namespace cuda_cpu
@@ -780,7 +752,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (const cublasStatus_t status = check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
         return status;
     if (A == nullptr || B == nullptr || D == nullptr ||
-        (desc->epilogue & (has_bias | has_bias_gradient) && desc->bias == nullptr) ||
+        (desc->epilogue & has_bias && desc->bias == nullptr) ||
         (desc->epilogue & has_aux && desc->aux == nullptr))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (chosen != nullptr && !usable(*chosen)) return CUBLAS_STATUS_INVALID_VALUE;

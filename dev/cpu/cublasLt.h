@@ -4,7 +4,7 @@
 //
 // Supported: A and B both float, both bfloat16, both half precision or both FP8. C and D have the same type: float, the
 // type of A and B, or either 16-bit type if A and B are FP8. Sums, alpha and beta are float. C is D or a matrix that
-// does not overlap it. Epilogues: BIAS, GELU_AUX_BIAS, DGELU, DGELU_BGRAD. For everything else, such as batches,
+// does not overlap it. Epilogues: BIAS, GELU_AUX_BIAS, DGELU. For everything else, such as batches,
 // cublasLtMatmulAlgoGetHeuristic returns no algorithm, as in cuBLASLt.
 #pragma once
 
@@ -38,7 +38,7 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE = 22, CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
+    CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
     CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18
 };
 
@@ -50,7 +50,6 @@ enum cublasLtEpilogue_t {
     CUBLASLT_EPILOGUE_GELU = 32,
     CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
     CUBLASLT_EPILOGUE_DGELU = 64 | 128,
-    CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16,
 };
 
 enum cublasLtMatmulPreferenceAttributes_t {
@@ -74,7 +73,6 @@ struct cublasLtMatmulDescOpaque_t {
     int32_t bias_type = -1;  // -1: the type of D
     void* aux = nullptr;
     int64_t aux_ld = 0;
-    int32_t aux_type = -1;  // -1: the type of D
     const float *scale_a = nullptr, *scale_b = nullptr;  // device pointers; null: 1
     int8_t fast_accumulation = 0;                        // ignored: sums are float
 };
@@ -163,7 +161,6 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set(desc->bias_type);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(desc->aux);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(desc->aux_ld);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return set(desc->aux_type);
     case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return set(desc->fast_accumulation);
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set(desc->scale_a);
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set(desc->scale_b);

@@ -87,15 +87,23 @@ struct cudaLaunchConfig_t {
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 namespace cuda_cpu {
-// The bytes of dynamic shared memory that cudaFuncSetAttribute has allowed, by kernel.
-inline std::unordered_map<const void*, size_t>& allowed_shared_bytes() {
-    static std::unordered_map<const void*, size_t> allowed;
-    return allowed;
+// The bytes of dynamic shared memory that cudaFuncSetAttribute was asked for, by kernel.
+inline std::unordered_map<const void*, size_t>& asked_shared_bytes() {
+    static std::unordered_map<const void*, size_t> asked;
+    return asked;
 }
 
 // Returns the bytes of a kernel's __shared__ arrays; 0 without an emulated GPU, because reading the symbols is slow.
+// Those of the functions that it calls are known after its first block (StaticShared::note_used).
 inline size_t static_shared_bytes(const void* kernel) {
     return card() == nullptr ? 0 : StaticShared::of_program().bytes_of(kernel);
+}
+
+// Returns whether a block can have `dynamic` bytes besides the kernel's arrays, after cudaFuncSetAttribute(asked).
+inline bool shared_memory_fits(const void* kernel, size_t dynamic, size_t asked) {
+    const size_t arrays = static_shared_bytes(kernel);
+    if (dynamic > asked) return arrays + dynamic <= default_shared_bytes;
+    return arrays + asked <= (card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block());
 }
 
 // Ends the program if it emulates a GPU but is built for warps of one thread. (This function is not in card.h because
@@ -118,10 +126,8 @@ inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel) {
     if (b.x > max_threads || b.y > max_threads || b.z > max_threads_z) return cudaErrorInvalidConfiguration;
     if (b.x * b.y * b.z > max_threads) return cudaErrorInvalidConfiguration;
     if (config.numAttrs > 0) return cudaErrorNotSupported;
-    size_t allowed = default_shared_bytes - std::min(default_shared_bytes, static_shared_bytes(kernel));
-    if (const auto asked = allowed_shared_bytes().find(kernel); asked != allowed_shared_bytes().end())
-        allowed = std::max(allowed, asked->second);
-    return config.dynamicSmemBytes > allowed ? cudaErrorInvalidValue : cudaSuccess;
+    return shared_memory_fits(kernel, config.dynamicSmemBytes, asked_shared_bytes()[kernel]) ? cudaSuccess
+                                                                                             : cudaErrorInvalidValue;
 }
 
 // Prepares dynamic shared memory for a block. Tells AddressSanitizer where it ends. Under a seed, and on an emulated
@@ -172,6 +178,7 @@ inline void run_block(const Launch& launch, uint64_t number) {
         launch.call(launch.kernel_and_arguments);
     }
     if (WARP_SIZE > 1 && background != nullptr) std::exchange(background, nullptr)->end_of_block();
+    if (card() != nullptr && number == 0) StaticShared::of_program().note_used(launch.kernel, &threadIdx);
 }
 
 // The order in which blocks run. Under a seed, the i-th one is (stride i + start) mod blocks, with a stride that is
@@ -261,29 +268,31 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
         return report(error);
     using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
     const Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
-    const auto run = [grid = config->gridDim, block = config->blockDim,
-                      shared_bytes = config->dynamicSmemBytes](const Call& it, const char* name) {
+    const size_t asked = asked_shared_bytes()[reinterpret_cast<const void*>(kernel)];
+    const auto run = [grid = config->gridDim, block = config->blockDim, shared_bytes = config->dynamicSmemBytes,
+                      asked](const Call& it, const char* name) {
+        const void* const address = reinterpret_cast<const void*>(it.first);
         run_grid({grid, block, shared_bytes,
                   [](const void* data) {
                       std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second);
                   },
-                  &it, name, seed(), reinterpret_cast<const void*>(it.first), variant_of(it.second)});
-        return cudaSuccess;
+                  &it, name, seed(), address, variant_of(it.second)});
+        // Again, because now the arrays of called functions are known.
+        return shared_memory_fits(address, shared_bytes, asked) ? cudaSuccess : cudaErrorInvalidValue;
     };
     const auto& ranges = open_ranges();
     const char* const name = ranges.empty() ? watch::no_range : ranges.back().c_str();
     if (is_deferred(config->stream))
         return submit(config->stream, [run, call, name = std::string(name)] { return run(call, name.c_str()); });
-    return run(call, name);
+    return report(run(call, name));
 }
 
 template <class Kernel> inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int value) {
     using namespace cuda_cpu;
     const void* const address = reinterpret_cast<const void*>(kernel);
-    const size_t max_bytes = card() == nullptr ? max_shared_bytes : card()->capability.shared_per_block();
-    if (value < 0 || static_cast<size_t>(value) + static_shared_bytes(address) > max_bytes)
-        return report(cudaErrorInvalidValue);
-    allowed_shared_bytes()[address] = static_cast<size_t>(value);
+    const auto bytes = static_cast<size_t>(value);
+    if (value < 0 || !shared_memory_fits(address, bytes, bytes)) return report(cudaErrorInvalidValue);
+    asked_shared_bytes()[address] = bytes;
     return cudaSuccess;
 }
 
@@ -660,12 +669,16 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     return event->captured ? report(cudaErrorCapturedEvent) : run_until_reached(event->place);
 }
+namespace cuda_cpu {
+inline Random times{number_of_environment("CUDA_CPU_TIMES", 0)};  // of events; state 0: measured. Tests change it.
+}
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     if (begin->captured || end->captured) return cuda_cpu::report(cudaErrorCapturedEvent);
     if (begin->place == nullptr || end->place == nullptr || !begin->timed || !end->timed)
         return cuda_cpu::report(cudaErrorInvalidResourceHandle);
     if (!begin->place->reached || !end->place->reached) return cudaErrorNotReady;
     *milliseconds = std::chrono::duration<float, std::milli>(end->place->time - begin->place->time).count();
+    if (cuda_cpu::times.state != 0) *milliseconds = static_cast<float>(1 + cuda_cpu::times.below(1 << 20)) / (1 << 20);
     return cudaSuccess;
 }
 

@@ -5,9 +5,11 @@
 #include <elf.h>
 #include <stdint.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -27,17 +29,24 @@ public:
         for (const Array& a : arrays_) memset(const_cast<char*>(place(anchor, a)), 0xff, a.bytes);
     }
 
-    // Returns the bytes of the arrays that the kernel itself declares, without those of functions that it calls.
+    // Returns the bytes of the arrays that the kernel itself declares or, if more, of those noted by note_used().
     size_t bytes_of(const void* kernel) const {
-        const std::string function = name_of(kernel);
-        if (function.empty()) return 0;
-        const std::string beginning = "_ZZ" + function.substr(2) + "E";
-        size_t bytes = 0;
-        for (const Array& a : arrays_)
-            if (a.name.rfind(beginning, 0) == 0) bytes += a.bytes;
-        return bytes;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto noted = used_.find(kernel);
+        return std::max(declared_bytes(kernel), noted == used_.end() ? 0 : noted->second);
     }
 
+    // Notes which arrays a block of the kernel has written since fill(): those of the functions that it calls, too.
+    // (On a GPU they also take the space that aligns dynamic shared memory after them.)
+    void note_used(const void* kernel, const void* anchor) const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        size_t bytes = 0;
+        for (const Array& a : arrays_) {
+            const char* const begin = place(anchor, a);
+            if (std::any_of(begin, begin + a.bytes, [](char c) { return c != '\xff'; })) bytes += a.bytes;
+        }
+        used_[kernel] = std::max(used_[kernel], bytes);
+    }
     // Returns the mangled name of a kernel, or "" if it is unknown.
     const char* name_of(const void* kernel) const {
         const auto function = functions_.find(reinterpret_cast<uintptr_t>(kernel) - loaded_at_);
@@ -59,6 +68,19 @@ private:
     std::map<uintptr_t, std::string> functions_;
     int64_t anchor_ = 0;  // offset of threadIdx in thread-local storage
     uintptr_t loaded_at_ = 0;
+
+    mutable std::mutex mutex_;
+    mutable std::map<const void*, size_t> used_;
+
+    size_t declared_bytes(const void* kernel) const {
+        const std::string function = name_of(kernel);
+        if (function.empty()) return 0;
+        const std::string beginning = "_ZZ" + function.substr(2) + "E";
+        size_t bytes = 0;
+        for (const Array& a : arrays_)
+            if (a.name.rfind(beginning, 0) == 0) bytes += a.bytes;
+        return bytes;
+    }
 
     // Returns the address of an array for the worker whose threadIdx is at `anchor`. (If the pointer were not volatile,
     // -D_FORTIFY_SOURCE would report a memset of the array as an overflow of threadIdx and end the program.)
