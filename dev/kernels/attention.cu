@@ -135,14 +135,15 @@ void run_study(Study& study) {
     for (auto kind : {TensorCores::MMA, TensorCores::WGMMA})
         if (!has_tensor_cores(kind)) printf("%s: skipped, not supported by this build or device\n", name_of(kind));
     constexpr int TOKENS = 16384, CHANNELS = 2048;
-    const auto lengths = device.is_cpu() ? std::vector<int>{70} : std::vector<int>{1024, 2048, 8192, 16384};
+    const auto lengths =
+        study.lengths_or(device.is_cpu() ? std::vector<int>{70} : std::vector<int>{1024, 2048, 8192, 16384});
     for (int HS : {64, 128})
         for (int T : lengths) {
             const std::string at = format(", heads of %d, T %d", HS, T);
             std::initializer_list<AttentionSize> odd = {{1, 1, 1, HS}, {2, 65, 3, HS}, {1, 200, 2, HS - 32}}, none = {};
             auto forward = [&](Study&, const AttentionSize& s) { attention<Pass::FORWARD>(study, at, s); };
             auto both = [&](Study&, const AttentionSize& s) { attention<Pass::FORWARD_AND_BACKWARD>(study, at, s); };
-            const AttentionSize timed = {TOKENS / T, T, CHANNELS / HS, HS}, counted = {1, T, 2, HS};
+            const AttentionSize timed = {std::max(1, TOKENS / T), T, CHANNELS / HS, HS}, counted = {1, T, 2, HS};
             study.at_sizes(T == lengths.front() ? odd : none, timed, counted, forward, both);
         }
 }

@@ -13,6 +13,9 @@
 //     }
 //     void run_study(Study& study) { study.at_sizes<size_t>({16, 4112}, 1 << 26, 1 << 16, study_forward); }
 //
+// A study takes --steps TEXT,...: only steps whose names contain one of the texts; and, if it has sequence lengths,
+// --lengths N,...
+//
 // Map: kernels · arrays · timing · steps · tables · main
 #pragma once
 
@@ -47,6 +50,8 @@ template <typename T> constexpr double LIMIT = std::is_same_v<T, __nv_bfloat16> 
                                                : std::is_same_v<T, __half>      ? 1.0 / (1 << 10)
                                                : std::is_same_v<T, e5m2>        ? 1.0 / (1 << 2) : 1.0 / (1 << 14);
 
+constexpr size_t PIECE = 1 << 20;   // elements that a host thread processes at once
+
 struct Worst { double error; std::string what; };   // the element with the largest error, as a multiple of LIMIT
 
 // An array. The host has doubles, which represent every float and BF16 exactly; the device has the array's own type.
@@ -75,7 +80,9 @@ struct Storage {
     void restore() {
         if (host.empty()) return check(cudaMemsetAsync(data, 0xff, copies * stride, device.stream), name);
         std::vector<char> typed(bytes());
-        for (size_t i = 0; i < n; i++) set(typed.data(), i, host[i]);
+        in_parallel(n, PIECE, [&](size_t begin, size_t end) {
+            for (size_t i = begin; i < end; i++) set(typed.data(), i, host[i]);
+        });
         for (size_t c = 0; c < copies; c++) upload(data + c * stride, typed.data(), bytes());
     }
 
@@ -83,7 +90,9 @@ struct Storage {
         std::vector<char> typed(bytes());
         download(typed.data(), data, bytes());
         Values values(n);
-        for (size_t i = 0; i < n; i++) values[i] = get(typed.data(), i);
+        in_parallel(n, PIECE, [&](size_t begin, size_t end) {
+            for (size_t i = begin; i < end; i++) values[i] = get(typed.data(), i);
+        });
         return values;
     }
 
@@ -93,11 +102,18 @@ struct Storage {
         for (double e : expected) squares += e * e;
         const double rms = sqrt(squares / n) + std::numeric_limits<float>::min();
         size_t at = 0;
-        for (size_t i = 0; i < n; i++) {
-            double error = std::abs(found[i] - expected[i]) / (std::abs(expected[i]) + rms);
-            if (std::isnan(error)) error = INFINITY;
-            if (error > max_error) max_error = error, at = i;
-        }
+        std::mutex mutex;
+        in_parallel(n, PIECE, [&](size_t begin, size_t end) {
+            double largest = -1;
+            size_t where = begin;
+            for (size_t i = begin; i < end; i++) {
+                double error = std::abs(found[i] - expected[i]) / (std::abs(expected[i]) + rms);
+                if (std::isnan(error)) error = INFINITY;
+                if (error > largest) largest = error, where = i;
+            }
+            const std::lock_guard<std::mutex> lock(mutex);
+            if (largest > max_error) max_error = largest, at = where;
+        });
         return {max_error / limit, format("%s[%zu]: expected %.7g, found %.7g", name, at, expected[at], found[at])};
     }
 };
@@ -196,9 +212,23 @@ struct Study {
         return tables.emplace_back(Table{title, "", {}, {}});
     }
 
-    bool timing = false;
+    // Returns the values of --lengths; `otherwise` without this option.
+    std::vector<int> lengths_or(const std::vector<int>& otherwise) {
+        has_lengths = true;
+        return lengths.empty() ? otherwise : lengths;
+    }
+    // Returns whether --steps selects the step: whether its name contains one of the given texts.
+    bool selects(const std::string& step) const {
+        return steps.empty() || std::any_of(steps.begin(), steps.end(), [&](const std::string& text) {
+                   return step.find(text) != std::string::npos;
+               });
+    }
+
+    bool timing = false, has_lengths = false;   // has_lengths: the study has called lengths_or()
     int failures = 0;
     std::vector<Table> tables;
+    std::vector<int> lengths;
+    std::vector<std::string> steps;
 };
 
 // One table: a layer's forward or backward pass at one size.
@@ -235,10 +265,12 @@ public:
                                            bool checked = true) {
         const Array<T> array = scratch<T>(n, name);
         array.host.resize(n);
-        for (size_t i = 0; i < n; i++) {
-            const double uniform = std::ldexp(splitmix64(splitmix64(arrays_.size()) ^ i) >> 11, -53);   // [0, 1)
-            array.host[i] = stored_as<T>(low + (high - low) * uniform);
-        }
+        in_parallel(n, PIECE, [&](size_t begin, size_t end) {
+            for (size_t i = begin; i < end; i++) {
+                const double uniform = std::ldexp(splitmix64(splitmix64(arrays_.size()) ^ i) >> 11, -53);   // [0, 1)
+                array.host[i] = stored_as<T>(low + (high - low) * uniform);
+            }
+        });
         if (checked) array.expected = array.host;
         return array;
     }
@@ -255,10 +287,12 @@ public:
     // Runs `work`, which launches a step's kernels, and compares the arrays with their expected values. At the size of
     // the table it also times `work`, or on a CPU counts its memory accesses.
     void step(const std::string& name, const std::function<void()>& work) {
-        if (steps_++ == 0) allocate();
+        const std::string label = format("%zu %s", ++steps_, name.c_str());
+        if (!study_.selects(label)) return;
+        if (ran_++ == 0) allocate();
         std::vector<Row>& rows = study_.table(title_).rows;
-        if (rows.size() < steps_) rows.push_back({format("%zu %s", steps_, name.c_str())});
-        Row& row = rows[steps_ - 1];
+        const auto known = std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.step == label; });
+        Row& row = known != rows.end() ? *known : rows.emplace_back(Row{label});
         auto fail = [&](const std::string& what) {
             study_.failures++;
             printf("FAILED %s, step %s, %s: %s\n", title_.c_str(), row.step.c_str(), size_.c_str(), what.c_str());
@@ -272,7 +306,7 @@ public:
         if (row.traffic.hazards)
             fail(format("%d races or reads of uninitialised shared memory", static_cast<int>(row.traffic.hazards)));
         for (Storage& array : arrays_) {
-            if (array.from_first_step && steps_ == 1) array.expected = array.values();
+            if (array.from_first_step && ran_ == 1) array.expected = array.values();
             if (array.expected.empty()) continue;
             const Worst worst = array.worst();
             row.error = std::max(row.error, worst.error);
@@ -294,7 +328,7 @@ private:
     Study& study_;
     std::string title_, size_;
     std::deque<Storage> arrays_;   // a deque, because Array refers to its elements
-    size_t steps_ = 0, launches_ = 0;
+    size_t steps_ = 0, ran_ = 0, launches_ = 0;   // ran_: of the steps, those that --steps selects
 };
 
 // ==== tables =================================================================
@@ -343,12 +377,34 @@ std::string table_of(const Table& t) {
 
 void run_study(Study& study);   // defined by each study
 
-int main() {
+// Reads --steps TEXT,... and --lengths N,... into the study.
+void read_arguments(Study& study, int argc, char** argv) {
+    const char* const usage = "expected --steps TEXT,... or --lengths N,..., found %s";
+    for (int i = 1; i < argc; i += 2) {
+        const std::string flag = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+        const bool is_steps = flag == "--steps";
+        if (value.empty() || (!is_steps && flag != "--lengths")) throw UserError(usage, argv[i]);
+        std::istringstream list(value);
+        for (std::string word; std::getline(list, word, ',');) {
+            const int length = atoi(word.c_str());
+            if (is_steps) study.steps.push_back(word);
+            else if (length > 0) study.lengths.push_back(length);
+            else throw UserError(usage, value.c_str());
+        }
+    }
+}
+
+int main(int argc, char** argv) {
     try {
+        Study study;
+        read_arguments(study, argc, argv);
         open_device(TensorCores::AUTO);
         check(cudaMalloc(&device.matmul_workspace, MATMUL_WORKSPACE), "cudaMalloc of cuBLASLt's workspace");
-        Study study;
         run_study(study);
+        const auto is_empty = [](const Table& table) { return table.rows.empty(); };
+        study.tables.erase(std::remove_if(study.tables.begin(), study.tables.end(), is_empty), study.tables.end());
+        if (study.tables.empty()) throw UserError("--steps: no step's name contains such a text");
+        if (!study.lengths.empty() && !study.has_lengths) throw UserError("--lengths: this study has none");
         for (const Table& table : study.tables) fputs(table_of(table).c_str(), stdout);
         puts("\nerror: maximum of |found - expected| / (|expected| + rms) over all sizes, relative to the limit");
         if (study.failures) printf("\n%d checks FAILED\n", study.failures);

@@ -2,6 +2,24 @@
 // Number, a double with an error bound. Included after train_gpt.cu.
 #pragma once
 
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <thread>
+
+// Calls f(begin, end) for pieces of 0, ..., n - 1 of at most `piece` indices, on all cores.
+template <typename F> void in_parallel(size_t n, size_t piece, F f) {
+    std::atomic<size_t> next{0};
+    auto work = [&] {
+        for (size_t begin; (begin = next.fetch_add(piece)) < n;) f(begin, std::min(n, begin + piece));
+    };
+    std::vector<std::thread> others;
+    const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+    while (others.size() + 1 < std::min(cores, ceil_div(n, piece))) others.emplace_back(work);
+    work();
+    for (std::thread& thread : others) thread.join();
+}
+
 // ==== values =================================================================
 // Host values are double, which holds every float, BF16, FP16 and int exactly.
 
@@ -127,10 +145,12 @@ struct AttentionSize {
     // Offset of query i, key j in (B, NH, T, T).
     size_t prob(int b, int h, int i, int j) const { return lse(b, i, h) * T + j; }
 
+    // Calls visit(b, h, i) for each query i, in parallel if there are many.
     template <typename Visit> void for_each_query(Visit visit) const {
-        for (int b = 0; b < B; b++)
-            for (int h = 0; h < NH; h++)
-                for (int i = 0; i < T; i++) visit(b, h, i);
+        constexpr size_t QUERIES = 128;   // of a piece
+        in_parallel(N() * NH, QUERIES, [&](size_t begin, size_t end) {
+            for (size_t n = begin; n < end; n++) visit(n / T / NH, n / T % NH, n % T);
+        });
     }
 };
 
@@ -178,9 +198,14 @@ AttentionResult<Real> attention_loop(const Values& qkv, const AttentionSize& s, 
 template <typename Real>
 std::vector<Real> attention_backward_loop(const Values& dout, const Values& qkv, const Values& out, const Values& lse,
                                           const AttentionSize& s, const Values* probs = nullptr) {
-    std::vector<Real> dqkv(s.N() * 3 * s.C());
+    std::map<std::thread::id, std::vector<Real>> parts;   // a thread's sums; it owns an entry
+    std::mutex mutex;
     const double scale = 1 / std::sqrt(double(s.HS));
     s.for_each_query([&](int b, int h, int i) {
+        mutex.lock();
+        std::vector<Real>& dqkv = parts[std::this_thread::get_id()];
+        mutex.unlock();
+        dqkv.resize(s.N() * 3 * s.C());
         const size_t row = s.out(b, i, h), q = s.qkv(b, i, 0, h);
         Real D = 0;
         std::vector<Real> P(i + 1), dP(i + 1);
@@ -203,6 +228,9 @@ std::vector<Real> attention_backward_loop(const Values& dout, const Values& qkv,
             }
         }
     });
+    std::vector<Real> dqkv = parts.begin()->second;
+    for (auto part = std::next(parts.begin()); part != parts.end(); ++part)
+        for (size_t i = 0; i < dqkv.size(); i++) dqkv[i] += part->second[i];
     return dqkv;
 }
 
