@@ -73,14 +73,22 @@ DEFINE_fp16 := -DPRECISION_FP16
 
 # ---- flags --------------------------------------------------------------------------------------
 
+# Libraries that scripts/setup.sh unpacks for users who may not install packages.
+DEPS := $(CURDIR)/build/deps
+export CPLUS_INCLUDE_PATH := $(DEPS)/include$(addprefix :,$(CPLUS_INCLUDE_PATH))
+export LIBRARY_PATH       := $(DEPS)/lib$(addprefix :,$(LIBRARY_PATH))
+export LD_RUN_PATH        := $(DEPS)/lib$(addprefix :,$(LD_RUN_PATH))
+# $(shell) does not export variables.
+WITH_DEPS := CPLUS_INCLUDE_PATH='$(CPLUS_INCLUDE_PATH)' LIBRARY_PATH='$(LIBRARY_PATH)'
+
 # The CPU build. NaN and infinity keep their meaning. The compiler may reorder sums, which lets it vectorise loops over
 # a row. The order is fixed at compile time.
 CXX       ?= g++
 USER_CXX   = $(CPPFLAGS) $(CXXFLAGS)
 # accepts(flags), links(library): "yes" if the compiler accepts them. Evaluated at use: `make setup` may install them.
-accepts    = $(shell $(CXX) $(USER_CXX) $(1) -x c++ -E /dev/null >/dev/null 2>&1 && echo yes)
-links      = $(shell $(CXX) $(USER_CXX) -x c++ - -o /dev/null $(LDFLAGS) $(1) <<< 'int main() {}' 2>/dev/null && \
-                     echo yes)
+accepts    = $(shell $(WITH_DEPS) $(CXX) $(USER_CXX) $(1) -x c++ -E /dev/null >/dev/null 2>&1 && echo yes)
+links      = $(shell $(WITH_DEPS) $(CXX) $(USER_CXX) -x c++ - -o /dev/null $(LDFLAGS) $(1) <<< 'int main() {}' \
+                     2>/dev/null && echo yes)
 # Cross compilers do not accept "native".
 MARCH     ?= $(if $(call accepts,-march=native),native)
 TARGET     = $(addprefix -march=,$(MARCH))

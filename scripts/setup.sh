@@ -6,9 +6,14 @@
 #   scripts/setup.sh gpu    the GPU build: g++, make, nlohmann/json, PCRE2. The CUDA toolkit is checked
 #                           but never installed, because its version must match the driver.
 #
-# CXX=... names a compiler other than g++; it must be installed. The script never asks for a password: without apt-get
-# or the right to use it, the script prints the command to type and exits with 2.
+# CXX=... names a compiler other than g++; it must be installed. The script never asks for a password: without the right
+# to install, it downloads Debian's or Ubuntu's packages and unpacks them into build/deps, which the Makefile adds to the
+# compiler's search paths. Where that is impossible, it prints the command to type and exits with 2.
 set -euo pipefail
+cd "$(dirname "$0")/.."
+deps=$PWD/build/deps
+export CPLUS_INCLUDE_PATH=$deps/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}
+export LIBRARY_PATH=$deps/lib${LIBRARY_PATH:+:$LIBRARY_PATH}
 
 build=${1:-cpu}
 case "$*" in
@@ -99,16 +104,52 @@ install() {
         { apt_get update && apt_get install -y --no-install-recommends "$@"; }
 }
 
+# can_unpack NEED...: a compiler and make must be installed
+can_unpack() {
+    command -v apt-get >/dev/null && command -v dpkg >/dev/null && [[ " $* " != *" g++ "* && " $* " != *" make "* ]]
+}
+
+# Downloads the packages, and those that they depend on and that are missing, and unpacks them into build/deps. Uses
+# package lists of its own, because a user cannot update those of the system.
+unpack() (
+    echo "setup: unpacking into build/deps: $*"
+    rm -rf "$deps/apt"
+    mkdir -p "$deps"/apt/{lists,cache/archives,packages}/partial && cd "$deps/apt/packages" || exit
+    apt=(apt-get -qq -o Dir::State::lists="$deps/apt/lists" -o Dir::Cache="$deps/apt/cache"
+        -o Acquire::Retries=0 -o Acquire::http::Timeout=20)
+    exec >"$log" 2>&1
+    "${apt[@]}" update || exit
+    "${apt[@]}" --simulate --no-install-recommends install "$@" | awk '/^Inst/ { print $2 }' >names || exit
+    xargs "${apt[@]}" download <names || exit
+    for package in *.deb; do dpkg -x "$package" "$deps" || exit; done
+    lib=$(cd "$deps" && echo usr/lib/*-linux-gnu*)
+    ln -sfn usr/include "$deps/include"
+    ln -sfn "$lib" "$deps/lib"
+    # Links to libraries that are installed, so that their packages were not downloaded.
+    find "$deps/$lib" -xtype l | while read -r link; do ln -sf "/$lib/$(readlink "$link")" "$link"; done
+    rm -rf "$deps/apt"
+)
+
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-if [ ${#missing[@]} != 0 ]; then
-    if ! can_install; then
-        all=("${missing[@]}")
-        [ $onednn = present ] || all+=(oneDNN)
+if ! can_install; then
+    all=("${missing[@]}")
+    [ $onednn = present ] || all+=(oneDNN)
+    read -ra wanted <<<"$(packages 2 "${all[@]}")"
+    if [ ${#missing[@]} = 0 ] && [ -e "$deps/tried" ]; then
+        exit 0    # without oneDNN, as an earlier message said
+    fi
+    if can_unpack "${all[@]}"; then
+        ! unpack "${wanted[@]}" || exit 0
+        touch "$deps/tried"
+        cat "$log" >&2
+    fi
+    if [ ${#missing[@]} != 0 ]; then
         printf 'setup: missing: %s. Install with\n    %s\n' "${all[*]}" "$(line_to_type "${all[@]}")" >&2
         exit 2
     fi
+elif [ ${#missing[@]} != 0 ]; then
     read -ra wanted <<<"$(packages 2 "${missing[@]}")"
     if ! install "${wanted[@]}"; then
         cat "$log" >&2
