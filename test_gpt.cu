@@ -387,7 +387,8 @@ TEST("kernels: layernorm") {
                 try_layernorm_backward<decltype(type)>(backward, N, C, biased);
             });
     }
-    // C = 4096 needs 48 KiB of shared memory. C = 4112: several packs per thread. C = 16384: a row takes most of the shared memory, so a block has fewer warps.
+    // C = 4096 needs 48 KiB of shared memory. C = 4112: several packs per thread. C = 16384: a row takes most of the
+    // shared memory, so a block has fewer warps.
     for (auto [N, C] : {std::pair<size_t, int>{9, 4096}, {9, 4112}, {2, 16384}}) {
         try_layernorm_forward(forward, N, C);
         if (layernorm_shared(C) <= device.properties.sharedMemPerBlockOptin)

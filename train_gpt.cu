@@ -380,8 +380,8 @@ void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... m
 // launch() launches every kernel, in order on device.stream. It names the kernel for profilers and errors, asks for its
 // dynamic shared memory, and checks the result.
 
-// Allows blocks of the kernel `bytes` of dynamic shared memory. CUDA rejects more than a block may have, less the arrays
-// that the kernel declares, and would only say "invalid argument".
+// Allows blocks of the kernel `bytes` of dynamic shared memory. CUDA rejects more than a block may have besides the
+// arrays that the kernel declares, and would only say "invalid argument".
 void request_shared_memory(const char* name, const void* kernel, size_t bytes) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
@@ -1969,8 +1969,8 @@ void matmul(const Product& p) {
                   fp8 ? format("; FP8 needs %s", cublaslt_text(first_cublaslt_with_fp8()).c_str()).c_str() : "");
 }
 
-// Runs p, whose epilogue is optional, or alternative(), which computes the same in more launches. Matmul tuning chooses,
-// and calls alternative() later: it must own what it captures.
+// Runs p, whose epilogue is optional, or alternative(), which computes the same in more launches. Matmul tuning
+// chooses, and calls alternative() later: it must own what it captures.
 template <typename F> void matmul_or(const Product& p, F alternative) {
     matmul_plan(p).alternative = alternative;
     if (!try_matmul(p)) alternative();

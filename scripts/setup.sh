@@ -7,8 +7,8 @@
 #                           but never installed, because its version must match the driver.
 #
 # CXX=... names a compiler other than g++; it must be installed. The script never asks for a password: without the right
-# to install, it downloads Debian's or Ubuntu's packages and unpacks them into build/deps, which the Makefile adds to the
-# compiler's search paths. Where that is impossible, it prints the command to type and exits with 2.
+# to install, it downloads Debian's or Ubuntu's packages and unpacks them into build/deps, which the Makefile adds to
+# the compiler's search paths. Where that is impossible, it prints the command to type and exits with 2.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 deps=$PWD/build/deps

@@ -105,6 +105,7 @@ def read_trace(trace):
     gaps = [max(0.0, after["ts"] - kernel["ts"] - kernel["dur"]) for kernel, after in zip(kernels, kernels[1:])]
     return {"step_ms": (end - begin) / 1000, "busy_ms": sum(entry["ms"] for entry in by_name.values()),
             "gap_us": statistics.median(gaps), "launches": len(kernels),
+            "matmuls_us": [kernel["dur"] for kernel in kernels if kernel["name"] == "matmul"],
             "kernels": [{"pass": pass_, "name": name, **entry} for (pass_, name), entry in by_name.items()]}
 
 

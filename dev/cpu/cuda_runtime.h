@@ -178,7 +178,7 @@ inline void run_block(const Launch& launch, uint64_t number) {
         launch.call(launch.kernel_and_arguments);
     }
     if (WARP_SIZE > 1 && background != nullptr) std::exchange(background, nullptr)->end_of_block();
-    if (card() != nullptr && number == 0) StaticShared::of_program().note_used(launch.kernel, &threadIdx);
+    if (!watch::on && card() != nullptr && number == 0) StaticShared::of_program().note_used(launch.kernel, &threadIdx);
 }
 
 // The order in which blocks run. Under a seed, the i-th one is (stride i + start) mod blocks, with a stride that is

@@ -10,7 +10,7 @@ import sys
 sys.dont_write_bytecode = True
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from cards import CARDS
-from estimate import RANGE
+from estimate import RANGE, matmul_seconds
 from page import page
 from results import SUMS, Expectations, Results, read_json, read_recording
 from symbols import Mistake
@@ -38,11 +38,18 @@ def kernel_as_json(kernel):
             "in_flight": kernel.in_flight, "needed_in_flight": kernel.needed_in_flight, "main_loop": kernel.main_loop}
 
 
+def matmuls_as_json(results):
+    """Returns the cuBLASLt products in the order of their launches: shape, in cuBLASLt's order, and estimate."""
+    raw = results.raw
+    return [{**raw["matmuls"][number], "estimate_us": 1e6 * matmul_seconds(results.card, raw["matmuls"][number])}
+            for kind, number in raw["sequence"] if kind == "matmul"]
+
+
 def as_json(results):
     seconds = sum(results.step.values())
     return {"card": results.card.key, "ended": results.raw["ended"],
             "kernels": [kernel_as_json(kernel) for kernel in results.kernels], "estimate_ms": 1e3 * seconds,
-            "estimate_range": RANGE,
+            "estimate_range": RANGE, "matmuls": matmuls_as_json(results),
             "estimate_parts_ms": {name: 1e3 * part for name, part in results.step.items()},
             "estimate_tokens_per_s": results.tokens / seconds if results.tokens else None}
 

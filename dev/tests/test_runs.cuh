@@ -510,8 +510,8 @@ TEST("runs: matmul tuning") {
     json file = json::parse(intact, nullptr, false);
     const size_t shapes = file.is_object() ? file["devices"][tuning_device()].size() : 0;
     expect(off.line.empty() && off.losses.size() == 6, "--matmul-tuning off times nothing", off.line);
-    // A block's four matmuls and the head, once in forward, twice in backward; fc and fcproj with GELU and its derivative,
-    // and without. Shapes with one algorithm are not timed.
+    // A block's four matmuls and the head, once in forward, twice in backward; fc and fcproj with GELU and its
+    // derivative, and without. Shapes with one algorithm are not timed.
     expect_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == 17 : shapes > 0) &&
                    contains(on.line, format(" %zu shapes timed in ", shapes)),
                "matmul tuning times each shape once and writes a file", on.outcome);
