@@ -1065,6 +1065,12 @@ TEST("kernels: matmul tuning of epilogues") {
                    format("an epilogue that is %s than its alternative is %s, and its choice is known afterwards",
                           slow ? "faster" : "slower", slow ? "used" : "not used"));
         }
+    const std::string error = error_of([&] {
+        const DeviceArray<float> db(C), partials(partial_blocks(N) * C);
+        matmul_backward_input_gelu(out, grad(db), partials, inp.operand, w.operand, pre_activation + 1, N - 1, C, C);
+    });
+    expect(contains(error, "expected a pre-activation aligned to 16 bytes"),
+           "an epilogue's pre-activation must be as aligned as its algorithm requires", error);
     matmul_plans.clear();
 }
 

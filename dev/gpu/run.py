@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests and measures gpt.cu on this machine's GPU, most valuable results first. Needs the programs beside it, which
-`make gpu-kit` builds, an NVIDIA driver, the CUDA runtime libraries and python3.
+`make gpu-kit` builds, an NVIDIA driver, cuBLAS (of the toolkit or PyPI's wheels), python3, and a glibc and libstdc++
+that are not much older than those of the machine that built the kit: step env names what is missing.
 
     run.sh [BUDGET=480] [LIMIT=SECONDS] [OUT=gpu-out] [TESTS=NAMES] [STEP...]
 
@@ -34,11 +35,13 @@ from contestants import Case, Failed, Ours, PyTorch, run
 from tables import markdown_table, number, percent, text_table, times
 from trainer import flags
 
+TEST_S, STUDY_S = 100, 60   # seconds for a test and a study
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 ARITHMETIC = ("kernels: attention", "kernels: matmul", "tensor cores", "graphs", "kernels", "model", "loss scaling")
 IN_FP32 = ("kernels", "model against", "graphs")
 LOSS_TOLERANCE = 0.03       # of the smoke runs: BF16 rounds differently on a GPU, and 60 steps amplify that
-STUDIES = {"attention": ["--steps", "mma", "--lengths", "1024,8192"], "matmul": [], "cross_entropy": []}
+STUDIES = {"attention": ["--steps", "mma", "--lengths"], "matmul": [], "cross_entropy": []}
+LENGTHS = "1024,8192"
 SMOKE = {"hs32": {"heads": 4, "context": 64}, "hs64": {"heads": 2}, "hs128-full": {"heads": 1, "recompute": "full"},
          "hs64-accumulate": {"heads": 2, "total_batch": 4096}}
 SMALL = {"data": "data/shakespeare.txt", "layers": 2, "channels": 128, "context": 128, "sample_every": 0,
@@ -109,10 +112,9 @@ def step_env(m):
     """the card, driver and libraries; missing ones by name"""
     query = "name,driver_version,memory.total,clocks.max.sm,power.limit,compute_cap"
     card = bench.output_of("nvidia-smi", "-i", "0", "--format=csv,noheader", f"--query-gpu={query}")
-    torch = bench.output_of(m.bench.options.python, "-c", "import torch; print(torch.__version__)")
     m.facts.update({f"GPU: {query.replace('_', ' ').replace(',', ', ')}": card or "nvidia-smi found none",
                     "machine": f"{os.cpu_count()} CPUs, glibc {platform.libc_ver()[1]}, Python "
-                               f"{platform.python_version()}", "PyTorch": torch or "not installed",
+                               f"{platform.python_version()}", "PyTorch": torch_version(m) or "not installed",
                     "compute-sanitizer": sanitizer() or "not installed"})
     missing = missing_libraries()
     if missing:     # the toolkit's, or those of PyPI's wheels
@@ -125,6 +127,10 @@ def step_env(m):
     m.run("plan", ["./train_gpt", "plan"], 10).check()
     require_none([] if card or m.dry else ["no GPU was found"])
     return card or "a CPU"
+
+
+def torch_version(m):
+    return bench.output_of(m.bench.options.python, "-c", "import torch; print(torch.__version__)")
 
 
 def missing_libraries():
@@ -189,7 +195,7 @@ def step_tests(m):
     def test(job):
         precision, program, name = job
         try:
-            done = m.run(f"tests-{precision}-{re.sub('[^A-Za-z0-9]+', '_', name)}", [program, "--only", name])
+            done = m.run(f"tests-{precision}-{re.sub('[^A-Za-z0-9]+', '_', name)}", [program, "--only", name], TEST_S)
         except Failed:
             return job, 0, [], "not started"
         results = re.findall(r"^(ok|FAILED) +(.*)$", done.output, re.MULTILINE)
@@ -212,15 +218,16 @@ def step_tests(m):
 def step_speed(m):
     """GPT-2 124M and 1558M in BF16 and FP8: tokens/s, MFU, memory; attention alone"""
     suite, ours = m.bench.suite, m.ours()
-    cases = suite.cases + [
-        Case(**{**vars(case), "name": f"{case.name} {matmul}", "model": {**case.model, "matmul": matmul}})
-        for matmul in ("fp8-all", "fp8") for case in suite.cases]
-    jobs = {case.name: lambda limit, case=case: bench.measure_step(m.results, m.bench, case, ours, 0, limit)
-            for case in cases}
-    jobs.update({f"attention of {point['NH']} heads of {point['HS']}, T = {point['T']}":
+
+    def steps_of(cases):
+        return {case.name: lambda limit, case=case: bench.measure_step(m.results, m.bench, case, ours, 0, limit)
+                for case in cases}
+    attention = {f"attention of {point['NH']} heads of {point['HS']}, T = {point['T']}":
                  lambda limit, point=point: bench.measure_our_attention(m.results, m.bench, limit, point)
-                 for point in bench.attention_points(suite.attention)})
-    require_none(m.collect(jobs))
+                 for point in bench.attention_points(suite.attention)}
+    in_fp8 = [Case(**{**vars(case), "name": f"{case.name} {matmul}", "model": {**case.model, "matmul": matmul}})
+              for matmul in ("fp8-all", "fp8") for case in suite.cases]
+    require_none(m.collect({**steps_of(suite.cases), **attention, **steps_of(in_fp8)}))
     return "; ".join(f"{name} {case['tokens'] / bench_report.median_ms(run):,.1f}k tokens/s"
                      for name, case in m.results["cases"].items() for run in bench_report.ours_of(case).values())
 
@@ -276,7 +283,7 @@ def compare_kernels(traced, repeats, estimates):
 
 def step_peers(m):
     """PyTorch on the same card: compiled 124M, attention backends, a copy and a large matmul"""
-    version = bench.output_of(m.bench.options.python, "-c", "import torch; print(torch.__version__)")
+    version = torch_version(m)
     if not version:
         raise Skipped("PyTorch is not installed")
     m.ours()    # whose plan gives the micro-batch
@@ -315,9 +322,10 @@ def step_studies(m):
     """dev/kernels' studies of attention, matmul and cross-entropy"""
     failed = []
     for name, arguments in STUDIES.items():
+        arguments = arguments + ["64" if m.dry else LENGTHS] * bool(arguments)
         os.environ.update(INSPECT_MODE="few", INSPECT_OUT=str(Path(m.scratch.name, "inspect.json")))    # without a GPU
         try:
-            done = m.run(f"study-{name}", [f"./study_{name}", *([] if m.dry else arguments)], 60)
+            done = m.run(f"study-{name}", [f"./study_{name}", *arguments], STUDY_S)
         except Failed as failure:
             failed.append(str(failure))
             continue
@@ -329,7 +337,7 @@ def step_studies(m):
     return f"{', '.join(STUDIES)}: all results are right"
 
 
-LIMITS = {"env": 20, "smoke": 60, "tests": 180, "speed": 200, "trace": 40, "peers": 180, "sanitize": 120,
+LIMITS = {"env": 20, "smoke": 60, "tests": 180, "speed": 240, "trace": 40, "peers": 180, "sanitize": 120,
           "studies": 120}
 STEPS = {name: globals()[f"step_{name}"] for name in LIMITS}
 

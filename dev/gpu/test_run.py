@@ -72,6 +72,9 @@ def test_all_steps():
                                                      "Kernels of a micro-batch", "Study: matmul"))
            and "| adamw | " in report and "tiny-2 fp8-all" in report and "PyTorch fused, BF16" in report,
            "the report has the tables of speed, kernels, peers and studies", report)
+    attention = report[report.index("## Study: attention"):report.index("## Study: matmul")]
+    expect("T 64: " in attention and "train_gpt.cu: wgmma" in attention and "naive" not in attention,
+           "the study of attention runs only the selected steps and lengths", attention)
     names = tarfile.open("good/out/logs.tgz").getnames()
     expect({"logs/smoke-hs64.txt", "logs/racecheck.txt", "logs/study-matmul.txt"} <= {*names}, "logs.tgz has all logs",
            str(names))
