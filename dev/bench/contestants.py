@@ -58,6 +58,9 @@ class Done:
         return " ".join(os.path.basename(word) for word in self.command[:3])
 
 
+kept = None     # a folder: run() also writes the output of each command there
+
+
 def run(command, limit, cwd=None):
     """Runs a command and its child processes for at most `limit` seconds. Returns a Done with the output until then.
     The output goes to files, because a pipe stays open until all child processes end."""
@@ -82,8 +85,12 @@ def run(command, limit, cwd=None):
             process.returncode = 0      # wait4() has reaped it
         output.seek(0)
         errors.seek(0)
-        return Done(command, output.read(), errors.read(), os.waitstatus_to_exitcode(status),
+        done = Done(command, output.read(), errors.read(), os.waitstatus_to_exitcode(status),
                     time.monotonic() - begin, timed_out, usage.ru_maxrss * 1024)
+        if kept:
+            text = f"{' '.join(command)}\nexit code {done.code}\n{done.output}{done.errors}"
+            Path(kept, f"{len(os.listdir(kept)):03d}-{done.shown().replace(' ', '-')}.txt").write_text(text)
+        return done
 
 
 # ==== Parsing ================================================================

@@ -31,6 +31,7 @@ KIT = Path(__file__).resolve().parents[2]
 sys.path.append(str(KIT / "dev" / "bench"))
 import bench
 import bench_report
+import contestants
 from contestants import Case, Failed, Ours, PyTorch, run
 from tables import markdown_table, number, percent, text_table, times
 from trainer import flags
@@ -87,7 +88,7 @@ class Machine:
 
     def collect(self, jobs):
         """Calls each of {title: function of a time limit} while there is time. Returns the titles that failed."""
-        failed = []
+        failed, contestants.kept = [], self.logs
         for title, function in jobs.items():
             try:
                 if self.left() < self.bench.suite.min_s:
@@ -97,6 +98,7 @@ class Machine:
                 reason = str(failure) if isinstance(failure, (Failed, OSError)) else repr(failure)
                 self.results["not_run"].append([title, reason])
                 failed.append(f"{title}: {reason}")
+        contestants.kept = None
         return failed
 
 
@@ -353,6 +355,7 @@ def write_report(m):
              *markdown_table(["step", "result", "seconds"], summary), *m.tables, ""]
     lines += [line for part in bench_report.SECTIONS[1:] for line in part(m.results)]
     (m.out / "report.md").write_text("\n".join(lines).rstrip() + "\n")
+    (m.logs / "results.json").write_text(json.dumps(m.results, indent=1))
     with tarfile.open(m.out / "logs.tgz", "w:gz") as archive:
         archive.add(m.logs, "logs")
     if m.tuning.exists():

@@ -76,8 +76,8 @@ def test_all_steps():
     expect("T 64: " in attention and "train_gpt.cu: wgmma" in attention and "naive" not in attention,
            "the study of attention runs only the selected steps and lengths", attention)
     names = tarfile.open("good/out/logs.tgz").getnames()
-    expect({"logs/smoke-hs64.txt", "logs/racecheck.txt", "logs/study-matmul.txt"} <= {*names}, "logs.tgz has all logs",
-           str(names))
+    expect({"logs/smoke-hs64.txt", "logs/racecheck.txt", "logs/study-matmul.txt", "logs/results.json"} <= {*names} and
+           sum("train_gpt-train" in name for name in names) >= 10, "logs.tgz has all logs", str(names))
 
 
 def test_planted_faults():
