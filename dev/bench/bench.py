@@ -125,7 +125,7 @@ def measure_ceilings(results, context, limit):
 def measure_our_attention(results, context, limit, point):
     """Measures our attention from the trace of a model with one layer and one micro-batch."""
     options = {"layers": 1, "heads": point["NH"], "channels": point["NH"] * point["HS"], "context": point["T"],
-               "seq_len": point["T"], "micro_batch": point["B"], "vocab": 512}
+               "seq_len": point["T"], "micro_batch": point["B"], "vocab": 512, "matmul_tuning": "off"}
     trace = context.reference.train(options, point["B"] * point["T"], 3, limit)["trace"]
     add_attention(results, point, ours={
         f"{pass_}_s": sum(kernel["ms"] for kernel in trace["kernels"] if kernel["pass"] == pass_

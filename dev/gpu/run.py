@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tests and measures gpt.cu on this machine's GPU, most valuable results first. Needs the programs beside it, which
-`make gpu-kit` builds, an NVIDIA driver, cuBLAS (of the toolkit or PyPI's wheels), python3, and a glibc and libstdc++
+`make gpu-kit` builds, an NVIDIA driver, cuBLAS (of the toolkit or PyPI's wheels), Python 3.9, and a glibc and libstdc++
 that are not much older than those of the machine that built the kit: step env names what is missing.
 
     run.sh [BUDGET=480] [LIMIT=SECONDS] [OUT=gpu-out] [TESTS=NAMES] [STEP...]
@@ -58,10 +58,10 @@ class Machine:
 
     def __init__(self, budget, limit, out, tests):
         self.out, self.tests, self.limit = Path(out).resolve(), tests, limit
-        self.logs = self.out / "logs"
         self.end, self.deadline = time.monotonic() + budget, 0.0
         self.dry = (KIT / "device").read_text().strip() == "cpu"
         self.scratch = tempfile.TemporaryDirectory(prefix="gpt_kit_")
+        self.logs = Path(self.scratch.name, "logs")
         self.tuning = self.logs / "cache" / "gpt.cu" / "matmul.json"
         self.facts, self.steps, self.tables = {"commit": (KIT / "commit").read_text().strip()}, [], []
         self.results = {"about": {"suite": "gpu", "dry": self.dry}, "cases": {}, "ceilings": {}, "attention": {},
@@ -413,8 +413,9 @@ def main():
             usage(f"{key}={settings[key]}: expected seconds")
     m = Machine(int(settings["BUDGET"]), int(settings["LIMIT"]), settings["OUT"],
                 [name for name in settings["TESTS"].split(",") if name])
+    m.tuning.parent.mkdir(parents=True)
     try:
-        m.tuning.parent.mkdir(parents=True, exist_ok=True)
+        m.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         usage(f"OUT={settings['OUT']}: {error.strerror}")
     os.environ["XDG_CACHE_HOME"] = str(m.logs / "cache")
