@@ -113,7 +113,8 @@ USER_NVCC   = $(addprefix -Xcompiler ,$(CPPFLAGS) $(CXXFLAGS) $(LDFLAGS))
 # -rpath: the program finds the toolkit's libraries even if ldconfig does not list them.
 CUDA_LIB    = $(firstword $(wildcard $(patsubst %/bin/nvcc,%/lib64,$(NVCC)) $(patsubst %/bin/nvcc,%/lib,$(NVCC))))
 PCRE2      := -lpcre2-8
-GPU_LIBS    = -lcublasLt -lcublas $(PCRE2) -lpthread $(if $(CUDA_LIB),-Xlinker -rpath -Xlinker $(CUDA_LIB))
+GPU_LIBS    = -lcublasLt -lcublas $(PCRE2) -lpthread \
+              $(if $(CUDA_LIB),-Xlinker -rpath -Xlinker $(CUDA_LIB):$(DEPS)/lib)
 
 # NCCL for several GPUs: from NCCL=DIR, the system, the toolkit or PyPI's wheel, in this order. dev/cpu emulates it.
 NCCL_WHEEL  = $(shell python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)
