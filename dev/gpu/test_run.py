@@ -87,7 +87,8 @@ def test_planted_faults():
           0o755)
     plant("faulty", study_attention="#!/bin/sh\nsleep 1000 & sleep 1000\n",
           test_fp32='#!/bin/sh\n[ "$1" = --list ] && echo "kernels: gelu" || kill -SEGV $$\n',
-          test_bf16='#!/bin/sh\n[ "$1" = --list ] && echo "kernels: bias" || echo "FAILED  a sum (3, expected 4)"\n',
+          test_bf16='#!/bin/sh\n[ "$1" = --list ] && echo "kernels: bias" && exit\n'
+                    'echo "FAILED  a sum (3, expected 4)"\nexit 1\n',
           **{"expected.json": json.dumps(losses)})
     code, output, report = run_kit("faulty", "LIMIT=20", "smoke", "studies", "tests", "sanitize", "env")
     found = results(report)
@@ -124,6 +125,8 @@ def test_usage():
         expect(code == 2 and expected in output and output.count("\n") == 1, f"{words[0]} is rejected", output)
     code, output, _ = run_kit("good", "--help")
     expect(code == 0 and all(f"  {step} " in output for step in kit_run.STEPS), "--help lists all steps", output)
+    code, output, report = run_kit("good", "TESTS=nothing", "tests")
+    expect(code == 1 and results(report)["tests"] == "FAILED: no test has such a name", "TESTS=nothing fails", output)
     code, output, report = run_kit("good", "BUDGET=2", "smoke", "env")
     expect(code == 1 and results(report)["env"] == "FAILED: no time was left", "a step without time is named", output)
 
