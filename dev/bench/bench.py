@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compares ./train_gpt with PyTorch and llm.c on this machine: writes report.md and results.json to --out.
+"""Compares ./train_gpt with PyTorch on this CPU: writes report.md and results.json to --out.
 
-    python3 dev/bench/bench.py cpu --ours build/cpu-bf16/train_gpt --ours build/cpu-fp32/train_gpt    # make bench
-    python3 dev/bench/bench.py gpu --ours ./train_gpt --llmc ../llm.c                                 # make bench-gpu
+    python3 dev/bench/bench.py --ours build/cpu-bf16/train_gpt --ours build/cpu-fp32/train_gpt    # make bench
 
 The contestants run one after another, in two rounds. Each run is a separate process with a time limit. The report names
-each run that fails; the others continue. It is updated after each run. gpu --device cpu is a dry run with tiny models.
+each run that fails; the others continue. It is updated after each run. dev/gpu/run.py measures a GPU with the functions
+of this file.
 """
 import argparse
 import json
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench_report import report
-from contestants import HERE, Case, Failed, LlmC, Ours, PyTorch, fail, run, write_random_shard
+from contestants import HERE, Case, Failed, Ours, PyTorch, fail, run, write_random_shard
 
 ROOT = os.path.join(HERE, "..", "..")
 
@@ -48,7 +48,7 @@ SUITES = {
         [*PyTorch.TUNINGS], limit_s=3600, min_s=0, tokens=1 << 17, attention={}),
     "gpu": Suite(
         [Case("gpt2", GPT2, 1024, 524288, timed=5), Case("gpt2-xl", {"model": "gpt2-xl"}, 1024, 131072, timed=4)],
-        ["fused, BF16, compiled", "fused, BF16"], limit_s=120, min_s=20, tokens=1 << 20,
+        ["fused, BF16, compiled"], limit_s=120, min_s=20, tokens=1 << 20,
         attention={"channels": 2048, "tokens": 16384, "lengths": [1024, 2048, 8192], "head_sizes": [64, 128]}),
     # Runs every part; its times mean nothing.
     "dry": Suite(
@@ -60,10 +60,10 @@ SUITES = {
 class Context:
     """State shared by the contestants: files of random tokens, the plan of each case, the python that has PyTorch."""
 
-    def __init__(self, options, suite, folder):
-        self.options, self.suite, self.folder = options, suite, folder
-        self.device = "cuda" if options.suite == "gpu" and options.device == "gpu" else "cpu"
-        self.traced = options.suite == "gpu"
+    def __init__(self, suite, folder, python, threads=None):
+        """suite: the name in SUITES. threads: of PyTorch on a CPU."""
+        self.suite, self.folder, self.python, self.threads = SUITES[suite], folder, python, threads
+        self.device, self.traced = "cuda" if suite == "gpu" else "cpu", suite != "cpu"
         self.peak = "measured" if self.device == "cpu" else "table"
         self.plans, self.reference = {}, None
 
@@ -85,8 +85,8 @@ class Context:
 
     def torch(self, what, limit, *arguments):
         """Runs torch_side.py. Raises Failed if it fails."""
-        threads = ["--threads", self.options.threads] if self.device == "cpu" else []
-        return run([self.options.python, "-B", os.path.join(HERE, "torch_side.py"), what, "--device", self.device,
+        threads = ["--threads", self.threads] if self.threads else []
+        return run([self.python, "-B", os.path.join(HERE, "torch_side.py"), what, "--device", self.device,
                     *threads, *arguments], limit).check()
 
 
@@ -134,26 +134,29 @@ def measure_our_attention(results, context, limit, point):
 
 # ---- Order of the runs
 
-def make_jobs(results, context):
-    """Returns (title, function of a time limit) in the order of execution: two rounds of all contestants."""
-    options = context.options
+def make_jobs(results, context, options):
+    """Returns {title: function of a time limit} in the order of execution: two rounds of all contestants."""
     contestants = [Ours(context, program) for program in options.ours]
     context.reference = contestants[0]
-    if options.python:
+    if context.python:
         contestants += [PyTorch(context, tuning) for tuning in context.suite.tunings]
-    if options.llmc:
-        contestants.append(LlmC(context, options.llmc))
-    steps = [(f"{case.name}: {contestant.name}, run {round_ + 1}",
-              lambda limit, a=case, b=contestant, c=round_: measure_step(results, context, a, b, c, limit))
-             for round_ in range(2) for case in context.suite.cases for contestant in contestants]
-    if options.suite == "cpu":
-        return steps
-    ceilings = [("PyTorch's copy, matmul and attention", lambda limit: measure_ceilings(results, context, limit))]
-    attention = [(f"attention of {point['NH']} heads of {point['HS']}, T = {point['T']}",
-                  lambda limit, point=point: measure_our_attention(results, context, limit, point))
-                 for point in attention_points(context.suite.attention)]
-    first = len(contestants)
-    return steps[:first] + (ceilings if options.python else []) + attention + steps[first:]
+    return {f"{case.name}: {contestant.name}, run {round_ + 1}":
+            lambda limit, a=case, b=contestant, c=round_: measure_step(results, context, a, b, c, limit)
+            for round_ in range(2) for case in context.suite.cases for contestant in contestants}
+
+
+def attempt(results, context, title, function, left):
+    """Calls a function of a time limit if enough of the `left` seconds remain. Returns the reason if it did not
+    succeed, which it also adds to the report, or ""."""
+    try:
+        if left < context.suite.min_s:
+            raise Failed(f"{max(0, left):.0f} s were left")
+        function(min(context.suite.limit_s, left))
+        return ""
+    except (Failed, OSError, ValueError, LookupError) as failure:
+        reason = str(failure) if isinstance(failure, (Failed, OSError)) else repr(failure)
+        results["not_run"].append([title, reason])
+        return reason
 
 
 def save(results, folder):
@@ -166,30 +169,23 @@ def save(results, folder):
     return texts["report.md"]
 
 
-def run_jobs(jobs, results, context, folder):
+def run_jobs(jobs, results, context, options):
     """Runs the jobs while there is time. Ctrl-C and SIGTERM end the jobs; the report is still written. Returns whether
     all runs of our programs succeeded."""
-    begin, options, succeeded = time.monotonic(), context.options, True
+    begin, succeeded = time.monotonic(), True
     try:
-        for title, function in jobs:
-            left = 60 * options.minutes - (time.monotonic() - begin)
-            if left < context.suite.min_s:
-                results["not_run"].append([title, f"{max(0, left):.0f} s were left of {options.minutes:g} minutes"])
-                continue
+        for title, function in jobs.items():
             print(f"bench: {time.monotonic() - begin:5.0f} s  {title}", file=sys.stderr, flush=True)
-            try:
-                function(min(context.suite.limit_s, left))
-            except (Failed, OSError, ValueError, KeyError, IndexError) as failure:
-                reason = str(failure) if isinstance(failure, (Failed, OSError)) else repr(failure)
-                results["not_run"].append([title, reason])
+            reason = attempt(results, context, title, function, 60 * options.minutes - (time.monotonic() - begin))
+            if reason:
                 print(f"bench: {title}: {reason}", file=sys.stderr, flush=True)
-                succeeded = succeeded and "ours" not in title and "attention of" not in title
+                succeeded = succeeded and "ours" not in title
             results["about"]["seconds"] = time.monotonic() - begin
-            save(results, folder)
+            save(results, options.out)
     except KeyboardInterrupt:
         results["not_run"].append(["the rest", "interrupted"])
         succeeded = False
-    print(save(results, folder), end="")
+    print(save(results, options.out), end="")
     return succeeded
 
 
@@ -205,11 +201,8 @@ def output_of(*command):
 
 def about(options):
     commit = output_of("git", "-C", ROOT, "describe", "--always", "--dirty")
-    return {"suite": options.suite, "dry": options.dry, "date": time.strftime("%Y-%m-%d %H:%M"),
-            "threads": options.threads, "load before": f"{os.getloadavg()[0]:.1f}",
-            "GPU, driver, memory, clocks now and at most, power limit": output_of(
-                "nvidia-smi", "-i", "0", "--format=csv,noheader",
-                "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit") or "-",
+    return {"suite": "cpu", "dry": False, "date": time.strftime("%Y-%m-%d %H:%M"), "threads": options.threads,
+            "load before": f"{os.getloadavg()[0]:.1f}",
             "PyTorch": options.torch_version or f"not found in {', '.join(options.pythons)} (--python selects another)",
             "commit": commit or "unknown: no git repository"}
 
@@ -217,72 +210,50 @@ def about(options):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("suite", choices=["cpu", "gpu"])
     parser.add_argument("--ours", required=True, metavar="PROGRAM", action="append",
-                        help="a build of train_gpt; may be repeated")
-    parser.add_argument("--out", metavar="FOLDER", help="folder of the report (default: runs/bench-SUITE)")
-    parser.add_argument("--minutes", type=float, help="limit for all runs together (default: 8 for gpu, 1440 for cpu)")
-    parser.add_argument("--cases", metavar="NAMES", help="only these cases of the suite, such as gpt2,gpt2-xl")
-    parser.add_argument("--llmc", default=os.environ.get("LLMC"), metavar="FOLDER",
-                        help="suite gpu: folder with llm.c's train_gpt2cu (default: $LLMC)")
+                        help="a CPU build of train_gpt; may be repeated")
+    parser.add_argument("--out", default="runs/bench-cpu", metavar="FOLDER", help="folder of the report "
+                        "(default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=24 * 60, help="limit for all runs together (default: a day)")
+    parser.add_argument("--cases", metavar="NAMES", help="only these cases, such as 124M-T64,shakespeare")
     parser.add_argument("--torch", choices=["yes", "no"], default="yes", help="measure PyTorch if it is installed")
     parser.add_argument("--python", metavar="PROGRAM", help="the python that has PyTorch (default: this one, then "
                         "/usr/bin/python3)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
                         help="CPU threads of each contestant (default: all CPUs)")
-    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="suite gpu: cpu is a dry run")
     o = parser.parse_args()
-    o.dry = o.suite == "gpu" and o.device == "cpu"
-    o.minutes = (8 if o.suite == "gpu" else 24 * 60) if o.minutes is None else o.minutes
-    o.out = o.out or os.path.join("runs", f"bench-{o.suite}")
-    suite = SUITES["dry" if o.dry else o.suite]
+    suite = SUITES["cpu"]
     known = [case.name for case in suite.cases]
     names = o.cases.split(",") if o.cases else known
     for valid, found, expected in (
             (set(names) <= set(known), f"--cases {o.cases}", f"some of {', '.join(known)}"),
             (0 < o.minutes <= 24 * 60, f"--minutes {o.minutes:g}", f"more than 0, at most {24 * 60}"),
             (o.threads >= 1, f"--threads {o.threads}", "at least 1"),
-            (not o.llmc or os.path.isdir(o.llmc), f"--llmc {o.llmc}", "a folder"),
             *((os.access(path, os.X_OK) and not os.path.isdir(path), f"--ours {path}", "a program; run make")
               for path in o.ours)):
         if not valid:
             fail(f"{found}: expected {expected}")
     suite.cases = [case for case in suite.cases if case.name in names]
-    return o, suite
-
-
-def require_device(context):
-    """Exits if the first program is a build for the other device. Only a GPU build's plan has bytes for CUDA."""
-    program = context.options.ours[0]
-    try:
-        plan = json.loads(run([program, "plan", "--json"], 60).check().output)
-    except (Failed, ValueError) as failure:
-        fail(f"--ours {program}: {failure}")
-    found = "gpu" if plan["bytes"].get("cuda", 0) > 0 else "cpu"
-    expected = "gpu" if context.device == "cuda" else "cpu"
-    if found != expected:
-        fail(f"--ours {program}: expected a {expected} build of train_gpt, found a {found} build" +
-             ("; without a GPU, --device cpu is a dry run" if expected == "gpu" else ""))
+    return o
 
 
 def main():
-    options, suite = parse_arguments()
+    options = parse_arguments()
     options.pythons = [options.python] if options.python else [sys.executable, "/usr/bin/python3"]
     versions = {python: output_of(python, "-c", "import torch; print(torch.__version__)")
                 for python in options.pythons * (options.torch == "yes")}
-    options.python = next((python for python, version in versions.items() if version), None)
-    options.torch_version = versions.get(options.python)
+    python = next((python for python, version in versions.items() if version), None)
+    options.torch_version = versions.get(python)
     os.environ["OMP_NUM_THREADS"] = str(options.threads)    # all contestants use OpenMP
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="gpt_bench_") as folder:
-        context = Context(options, suite, folder)
-        require_device(context)
+        context = Context("cpu", folder, python, options.threads)
         try:
             os.makedirs(options.out, exist_ok=True)
         except OSError as error:
             fail(f"--out {options.out}: {error.strerror}; expected a writable folder")
         results = {"about": about(options), "cases": {}, "ceilings": {}, "attention": {}, "not_run": []}
-        succeeded = run_jobs(make_jobs(results, context), results, context, options.out)
+        succeeded = run_jobs(make_jobs(results, context, options), results, context, options)
     sys.exit(0 if succeeded else 1)
 
 

@@ -8,7 +8,7 @@ that are not much older than those of the machine that built the kit: step env n
 A step that fails, hangs or exceeds its time limit is reported, and the next one runs. The summary is printed last. OUT
 gets report.md, logs.tgz and matmul.json, the tuned matmuls: copied into the kit, it saves the next run their timing.
 BUDGET: seconds for all steps. LIMIT: seconds for a step, at most. TESTS: comma-separated beginnings of names of tests.
-PYTHON in the environment: the python that has PyTorch. Steps, in this order:
+In the environment, PYTHON: the python that has PyTorch; LLMC: a folder with llm.c's train_gpt2cu. Steps, in this order:
 """
 import glob
 import json
@@ -24,7 +24,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 sys.dont_write_bytecode = True
 KIT = Path(__file__).resolve().parents[2]
@@ -32,7 +31,7 @@ sys.path.append(str(KIT / "dev" / "bench"))
 import bench
 import bench_report
 import contestants
-from contestants import Case, Failed, Ours, PyTorch, run
+from contestants import Case, Failed, LlmC, Ours, PyTorch, run
 from tables import markdown_table, number, percent, text_table, times
 from trainer import flags
 
@@ -63,12 +62,12 @@ class Machine:
         self.scratch = tempfile.TemporaryDirectory(prefix="gpt_kit_")
         self.logs = Path(self.scratch.name, "logs")
         self.tuning = self.logs / "cache" / "gpt.cu" / "matmul.json"
-        self.facts, self.steps, self.tables = {"commit": (KIT / "commit").read_text().strip()}, [], []
-        self.results = {"about": {"suite": "gpu", "dry": self.dry}, "cases": {}, "ceilings": {}, "attention": {},
-                        "not_run": []}
-        options = SimpleNamespace(suite="gpu", device="cpu" if self.dry else "gpu", threads=os.cpu_count(),
-                                  python=os.environ.get("PYTHON", sys.executable))
-        self.bench = bench.Context(options, bench.SUITES["dry" if self.dry else "gpu"], self.scratch.name)
+        self.steps, self.tables = [], []
+        self.facts = {"suite": "gpu", "dry": self.dry, "date": time.strftime("%Y-%m-%d %H:%M"),
+                      "commit": (KIT / "commit").read_text().strip()}
+        self.results = {"about": self.facts, "cases": {}, "ceilings": {}, "attention": {}, "not_run": []}
+        self.bench = bench.Context("dry" if self.dry else "gpu", self.scratch.name,
+                                   os.environ.get("PYTHON", sys.executable))
 
     def left(self):
         return self.deadline - time.monotonic()
@@ -87,19 +86,12 @@ class Machine:
         return self.bench.reference
 
     def collect(self, jobs):
-        """Calls each of {title: function of a time limit} while there is time. Returns the titles that failed."""
-        failed, contestants.kept = [], self.logs
-        for title, function in jobs.items():
-            try:
-                if self.left() < self.bench.suite.min_s:
-                    raise Failed(f"{max(0, self.left()):.0f} s were left")
-                function(min(self.left(), self.bench.suite.limit_s))
-            except (Failed, OSError, ValueError, LookupError) as failure:
-                reason = str(failure) if isinstance(failure, (Failed, OSError)) else repr(failure)
-                self.results["not_run"].append([title, reason])
-                failed.append(f"{title}: {reason}")
+        """Calls each of {title: function of a time limit} while there is time. Returns those that failed."""
+        contestants.kept = self.logs
+        reasons = {title: bench.attempt(self.results, self.bench, title, function, self.left())
+                   for title, function in jobs.items()}
         contestants.kept = None
-        return failed
+        return [f"{title}: {reason}" for title, reason in reasons.items() if reason]
 
 
 def require_none(failed):
@@ -132,7 +124,7 @@ def step_env(m):
 
 
 def torch_version(m):
-    return bench.output_of(m.bench.options.python, "-c", "import torch; print(torch.__version__)")
+    return bench.output_of(m.bench.python, "-c", "import torch; print(torch.__version__)")
 
 
 def missing_libraries():
@@ -285,14 +277,20 @@ def compare_kernels(traced, repeats, estimates):
 
 
 def step_peers(m):
-    """PyTorch on the same card: compiled 124M, attention backends, a copy and a large matmul"""
-    version = torch_version(m)
-    if not version:
+    """PyTorch on the same card: compiled 124M, attention backends, a copy and a large matmul; llm.c if LLMC is set"""
+    version, llmc = torch_version(m), os.environ.get("LLMC")
+    if not version and not llmc:
         raise Skipped("PyTorch is not installed")
     m.ours()    # whose plan gives the micro-batch
-    first, peer = m.bench.suite.cases[0], PyTorch(m.bench, m.bench.suite.tunings[0])
-    require_none(m.collect({"ceilings": lambda limit: bench.measure_ceilings(m.results, m.bench, limit),
-                            peer.name: lambda limit: bench.measure_step(m.results, m.bench, first, peer, 0, limit)}))
+    first, jobs = m.bench.suite.cases[0], {}
+    peers = [PyTorch(m.bench, tuning) for tuning in m.bench.suite.tunings if version]
+    if version:
+        jobs["ceilings"] = lambda limit: bench.measure_ceilings(m.results, m.bench, limit)
+    for peer in peers + ([LlmC(m.bench, llmc)] if llmc else []):
+        jobs[peer.name] = lambda limit, peer=peer: bench.measure_step(m.results, m.bench, first, peer, 0, limit)
+    require_none(m.collect(jobs))
+    if not version:
+        return "PyTorch is not installed, llm.c is measured"
     ceilings = m.results["ceilings"]
     return f"PyTorch {version}: copy {bench_report.giga(ceilings['copy_bytes_per_s'])}, matmul " \
            f"{bench_report.tera(ceilings['matmul_flops'])}"
@@ -350,10 +348,8 @@ STEPS = {name: globals()[f"step_{name}"] for name in LIMITS}
 def write_report(m):
     """Writes report.md and logs.tgz, after each step. Returns the summary."""
     summary = [[name, result, f"{seconds:.0f}"] for name, result, seconds in m.steps]
-    card = next((value for key, value in m.facts.items() if key.startswith("GPU")), "").split(",")[0]
-    title = "Dry run on a CPU, not a measurement" if m.dry else f"gpt.cu on {card or 'an unknown GPU'}"
-    lines = [f"# {title}, {time.strftime('%Y-%m-%d %H:%M')}", "", *markdown_table(["", ""], m.facts.items()),
-             *markdown_table(["step", "result", "seconds"], summary), *m.tables, ""]
+    m.facts["seconds"] = sum(seconds for _, _, seconds in m.steps)
+    lines = [*bench_report.about(m.results), *markdown_table(["step", "result", "seconds"], summary), *m.tables, ""]
     lines += [line for part in bench_report.SECTIONS[1:] for line in part(m.results)]
     (m.out / "report.md").write_text("\n".join(lines).rstrip() + "\n")
     (m.logs / "results.json").write_text(json.dumps(m.results, indent=1))

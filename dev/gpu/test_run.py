@@ -13,8 +13,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parent / "tests"), str(HERE.parent / "bench")]
+import bench_report
 import run as kit_run
-from test_bench import FAKE_PYTHON
+from test_bench import FAKE_LLMC, FAKE_PYTHON
 from testing import expect, expect_equal, run_tests, write
 
 NVIDIA_SMI = "#!/bin/sh\necho NVIDIA H100 80GB HBM3, 580.1, 81559 MiB, 1980 MHz, 700.00 W, 9.0\n"
@@ -37,7 +38,8 @@ def run_kit(folder, *words, **files):
     path = f"{Path('tools').absolute()}:{os.environ['PATH']}"
     done = subprocess.run([f"{folder}/run.sh", f"OUT={out}", "TESTS=kernels: gelu,kernels: bias,memory", *words],
                           text=True, capture_output=True, timeout=300,
-                          env={**os.environ, "PATH": path, "PYTHON": str(Path("tools/python").absolute())})
+                          env={**os.environ, "PATH": path, "PYTHON": str(Path("tools/python").absolute()),
+                               "LLMC": str(Path("tools").absolute()) if os.path.exists("tools") else ""})
     report = out / "report.md"
     return done.returncode, done.stdout + done.stderr, report.read_text() if report.exists() else ""
 
@@ -57,7 +59,8 @@ def plant(folder, **files):
 
 
 def test_all_steps():
-    for name, text in (("nvidia-smi", NVIDIA_SMI), ("compute-sanitizer", SANITIZER), ("python", FAKE_PYTHON)):
+    for name, text in (("nvidia-smi", NVIDIA_SMI), ("compute-sanitizer", SANITIZER), ("python", FAKE_PYTHON),
+                       ("train_gpt2cu", FAKE_LLMC)):
         write(f"tools/{name}", text.format("exit 0") if text is SANITIZER else text, 0o755)
     plant("good")
     write("good/estimates.json", json.dumps(ESTIMATES))
@@ -72,6 +75,19 @@ def test_all_steps():
                                                      "Kernels of a micro-batch", "Study: matmul"))
            and "| adamw | " in report and "tiny-2 fp8-all" in report and "PyTorch fused, BF16" in report,
            "the report has the tables of speed, kernels, peers and studies", report)
+    numbers = json.loads(tarfile.open("good/out/logs.tgz").extractfile("logs/results.json").read())
+    runs = numbers["cases"]["tiny-2"]["runs"]
+    expect_equal({name: run["micro_batch"] for name, run in runs.items()},
+                 {"ours, BF16": 4, "PyTorch fused, BF16": 2, "llm.c": 1},
+                 "a peer's micro-batch is halved until it fits in memory")
+    ours = runs["ours, BF16"]
+    missing = {*bench_report.kernel_bytes(ours, 64)} - {kernel["name"] for kernel in ours["trace"]["kernels"]}
+    expect_equal(missing, set(), "a trace of ./train_gpt contains every kernel in kernel_bytes()")
+    elements = ours["plan"]["bytes"]["adam_m"] / 4
+    expect(ours["planned_bytes"] > 12 * elements and ours["peak_bytes"] > ours["planned_bytes"],
+           "peak memory exceeds the planned bytes")
+    expect(len(numbers["attention"]) == 4 and all(seconds > 0 for point in numbers["attention"].values()
+                                                  for seconds in point["ours"].values()), "attention alone is timed")
     attention = report[report.index("## Study: attention"):report.index("## Study: matmul")]
     expect("T 64: " in attention and "train_gpt.cu: wgmma" in attention and "naive" not in attention,
            "the study of attention runs only the selected steps and lengths", attention)
