@@ -319,7 +319,7 @@ std::string memory_text(const Plan& p, size_t memory, Optimizer optimizer) {
     std::string text;
     for (const auto& [name, bytes] : parts)
         text += format("%s %s %.1f", text.empty() ? ":" : ",", name, bytes / (p.total < 1e9 ? 1e6 : 1e9));
-    return format("%s of %s", size_text(p.total).c_str(), size_text(memory).c_str()) + text;
+    return format("%s of %.*f GB", size_text(p.total).c_str(), memory < 10e9, memory / 1e9) + text;
 }
 
 // Returns a step's tokens as text, such as "524,288 tokens = 8 micro-batches of 64 x 1024".

@@ -35,7 +35,7 @@ from contestants import Case, Failed, LlmC, Ours, PyTorch, run
 from tables import markdown_table, number, percent, text_table, times
 from trainer import flags
 
-TEST_S, STUDY_S = 100, 60   # seconds for a test and a study
+TEST_S, STUDY_S = 200, 60   # seconds for a test and a study
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 ARITHMETIC = ("kernels: attention", "kernels: matmul", "tensor cores", "graphs", "kernels", "model", "loss scaling")
 IN_FP32 = ("kernels", "model against", "graphs")
@@ -338,7 +338,7 @@ def step_studies(m):
     return f"{', '.join(STUDIES)}: all results are right"
 
 
-LIMITS = {"env": 20, "smoke": 60, "tests": 180, "speed": 240, "trace": 40, "peers": 180, "sanitize": 120,
+LIMITS = {"env": 20, "smoke": 60, "tests": 220, "speed": 240, "trace": 40, "peers": 180, "sanitize": 120,
           "studies": 120}
 STEPS = {name: globals()[f"step_{name}"] for name in LIMITS}
 

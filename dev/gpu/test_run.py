@@ -36,7 +36,7 @@ def run_kit(folder, *words, **files):
     """Runs the kit in `folder`, with programs of the folder tools in PATH; returns exit code, output and report."""
     out = Path(folder, "out")
     path = f"{Path('tools').absolute()}:{os.environ['PATH']}"
-    done = subprocess.run([f"{folder}/run.sh", f"OUT={out}", "TESTS=kernels: gelu,kernels: bias,memory", *words],
+    done = subprocess.run([f"{folder}/run.sh", f"OUT={out}", "TESTS=kernels: gelu,kernels: bias,graphs,runs: plan,bad,memory", *words],
                           text=True, capture_output=True, timeout=300,
                           env={**os.environ, "PATH": path, "PYTHON": str(Path("tools/python").absolute()),
                                "LLMC": str(Path("tools").absolute()) if os.path.exists("tools") else ""})

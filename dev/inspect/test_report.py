@@ -114,7 +114,7 @@ def test_launches():
     expect(near(tiles - soft, 10 * PIECE_SECONDS), "each work tile of a block adds PIECE_SECONDS")
 
 
-# {(head size, T): measured TFLOP/s of the trainer's causal forward}: data/gpu/h100-2026-11-26.md, B * T = 16384, 2048
+# {(head size, T): measured TFLOP/s of the trainer's causal forward}: data/gpu/2026-11-26.md, B * T = 16384, 2048
 # channels
 FORWARD = {(64, 1024): 338, (64, 2048): 431, (64, 8192): 525, (128, 1024): 412, (128, 2048): 516, (128, 8192): 625}
 

@@ -23,7 +23,7 @@
 //     forward               FA2 229 262 295 299      FA2 260 298 333 335      FlashAttention-2
 //                           FA3 265 371 460 473      FA3 423 521 602 616      FlashAttention-3
 //     forward + backward    FA2 192 232 273 284      FA2 221 265 308 328
-// The last step of this study, measured (data/gpu/h100-2026-11-26.md) at T = 1k / 2k / 8k:
+// The last step of this study, measured (data/gpu/2026-11-26.md) at T = 1k / 2k / 8k:
 //     forward                   338 431 525              412 516 625
 //     forward + backward        309 391 476              323 393 443
 //

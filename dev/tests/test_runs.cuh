@@ -215,7 +215,7 @@ TEST("runs: the same bits") {
 }
 
 TEST("runs: without master weights") {
-    if (!SEPARATE_MASTER) return;
+    if (FLOATX != DType::BF16) return;   // FP16 rounds more finely: these steps change every weight
     const Outcome whole = run(TEN + "--master-weights none --out @/no_master");
     bool logged = whole.code == 0;
     for (size_t line : {0, 4, 9}) logged = logged && record_of("@/no_master", line).value("unchanged", -1.0) > 0;
