@@ -278,7 +278,7 @@ TEST("kernels: embedding forward") {
             const Values tokens = random_tokens(B * T);
             const auto out = trial.run([&, B = B, T = T] {
                 const DeviceArray<floatX> out(n), d_wte(wte), d_wpe(wpe);
-                embedding_forward(out, DeviceArray<int>(tokens), d_wte, d_wpe, B * T, first, T, C);
+                embedding_forward(view(out, B * T, C), DeviceArray<int>(tokens), d_wte, d_wpe, first, T);
                 return outputs(out);
             });
             Numbers expected(n);
@@ -299,7 +299,8 @@ void try_embedding_backward(Trial& trial, int B, int T, int C, const Values& tok
         const DeviceArray<floatX> d_dout(dout);
         const DeviceArray<int> inp(tokens), order(sorted_positions({tokens.begin(), tokens.end()}, TEST_VOCAB));
         const DeviceArray<float> partials(partial_blocks(B * T) * 4 * C);   // as in the plan
-        embedding_backward(grad(d_dwte), grad(d_dwpe), partials, d_dout, inp, order, B * T, first, T, C);
+        embedding_backward(grad(d_dwte), grad(d_dwpe), partials, view(d_dout, B * T, C), inp, order,
+                           first, T);
         return outputs(d_dwte, d_dwpe);
     });
     Numbers wte = numbers(dwte), wpe = numbers(dwpe);
@@ -343,7 +344,7 @@ void try_layernorm_forward(Trial& trial, size_t N, int C) {
     const auto out = trial.run([&] {
         const DeviceArray<floatX> out(N * C), d_inp(inp), d_w(w), d_b(b);
         const DeviceArray<float> mean(N), rstd(N);
-        layernorm_forward(out, mean, rstd, d_inp, d_w, d_b, N, C);
+        layernorm_forward(view(out, N, C), {mean, rstd}, view(d_inp, N, C), d_w, d_b);
         return outputs(out, mean, rstd);
     });
     const auto expected = layernorm_loop<Number>(inp, w, b);
@@ -364,8 +365,8 @@ template <typename G> void try_layernorm_backward(Trial& trial, size_t N, int C,
         const DeviceArray<floatX> d_dinp(dinp), d_dout(dout), d_inp(inp), d_w(w);
         const DeviceArray<G> d_dw(dw), d_db(db), d_dbias(dbias);
         const DeviceArray<float> d_mean(mean), d_rstd(rstd), partials(3 * partial_blocks(N) * C);
-        layernorm_backward(d_dinp, grad(d_dw), grad(d_db), biased ? grad(d_dbias) : Grad{}, partials, d_dout, d_inp,
-                           d_w, d_mean, d_rstd, N, C);
+        layernorm_backward(view(d_dinp, N, C), grad(d_dw), grad(d_db), biased ? grad(d_dbias) : Grad{}, partials,
+                           view(d_dout, N, C), view(d_inp, N, C), d_w, {d_mean, d_rstd});
         return outputs(d_dinp, d_dw, d_db, d_dbias);
     });
     Numbers expected_dinp = numbers(dinp), expected_dw = numbers(dw), expected_db = numbers(db);
@@ -412,7 +413,7 @@ TEST("kernels: bias") {
             const auto sums = backward.run([&] {
                 const DeviceArray<G> d_db(db);
                 const DeviceArray<floatX> d_x(x);
-                bias_backward(grad(d_db), DeviceArray<float>(partial_blocks(N) * C), d_x, N, C);
+                bias_backward(grad(d_db), DeviceArray<float>(partial_blocks(N) * C), view(d_x, N, C));
                 return outputs(d_db);
             });
             Numbers expected_sums = numbers(db);
@@ -439,13 +440,13 @@ TEST("kernels: gelu") {
         const Values inp = gelu_inputs(n), dout = random_values<floatX>(n);
         const auto out = forward.run([&] {
             const DeviceArray<floatX> out(n), d_inp(inp);
-            gelu_forward(out, d_inp, n);
+            gelu_forward(view(out, 1, n), view(d_inp, 1, n));
             return outputs(out);
         });
         const auto gradients = backward.run([&] {
             const DeviceArray<floatX> dinp(n), in_place(dout), d_dout(dout), d_inp(inp);
-            gelu_backward(dinp, d_dout, d_inp, n);
-            gelu_backward(in_place, in_place, d_inp, n);
+            gelu_backward(view(dinp, 1, n), d_dout, view(d_inp, 1, n));
+            gelu_backward(view(in_place, 1, n), in_place, view(d_inp, 1, n));
             return outputs(dinp, in_place);
         });
         Numbers expected, expected_gradient;
@@ -472,8 +473,10 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
         const DeviceArray<floatX> out(s.N() * s.C()), scores(n_probs), probs(n_probs), d_qkv(qkv);
         const DeviceArray<float> lse(s.N() * s.NH);
         const DeviceArray<int> counter(Values{0});
-        if (naive) naive_attention_forward(out, scores, probs, d_qkv, s.B, s.T, s.NH, s.HS);
-        else attention_forward(out, lse, counter, d_qkv, s.B, s.T, s.NH, s.HS);
+        Heads h = {s.B, s.T, s.NH, s.HS, lse};
+        h.counter = counter;
+        if (naive) h.scores = scores, h.probs = probs;
+        attention_forward(view(out, s.N(), s.C()), view(d_qkv, s.N(), 3 * s.C()), h);
         return outputs(out, counter, lse, probs);
     });
     const auto expected = attention_loop<Number>(qkv, s, naive);
@@ -490,19 +493,18 @@ void try_attention(Trial& forward, Trial& backward, const AttentionSize& s, bool
         const DeviceArray<float> D(s.N() * s.NH), d_lse(lse), d_dbias(dbias),
             partials(attention_partials(s.B, s.T) * columns);
         const DeviceArray<int> counter(Values{0});
-        if (naive) naive_attention_backward(dqkv, dscores, d_dout, d_qkv, probs, s.B, s.T, s.NH, s.HS);
-        else
-            attention_backward(dqkv, grad(d_dbias), partials, D, counter, d_dout, d_qkv, d_out, d_lse, s.B, s.T, s.NH,
-                               s.HS);
+        Heads h = {s.B, s.T, s.NH, s.HS, d_lse, D, partials, counter};
+        if (naive) h.probs = probs, h.dprobs = dscores;
+        attention_backward(view(dqkv, s.N(), columns), grad(d_dbias), view(d_dout, s.N(), s.C()),
+                           view(d_qkv, s.N(), columns), view(d_out, s.N(), s.C()), h);
         return outputs(dqkv, counter, d_dbias);
     });
     const Values* const probs = naive ? &got[3] : nullptr;
     const Numbers dqkv = attention_backward_loop<Number>(dout, qkv, out, lse, s, probs);
     backward.compare<floatX>("dqkv", gradients[0], dqkv);
     backward.equal("counter", gradients[1], {0});
-    if (naive) return;
     // The wgmma kernels sum dqkv in FP32, the others as it is stored.
-    const bool in_fp32 = on_tensor_cores(s.HS) && device.tensor_cores == TensorCores::WGMMA;
+    const bool in_fp32 = !naive && on_tensor_cores(s.HS) && device.tensor_cores == TensorCores::WGMMA;
     Numbers sums = numbers(dbias);
     for (size_t i = 0; i < dqkv.size(); i++) sums[i % columns] += in_fp32 ? dqkv[i] : Number(gradients[0][i]);
     backward.compare<float>("dbias", gradients[2], sums);
@@ -581,7 +583,7 @@ Outputs run_cross_entropy(const Values& logits, const Values& targets, float sca
     const DeviceArray<float> losses(targets.size());
     const DeviceArray<floatX> d_logits(logits);
     const DeviceArray<int> d_targets(targets);
-    cross_entropy<WANT>(d_logits, losses, d_targets, scale / 4, loss_scale, targets.size(), V, Vp);
+    cross_entropy<WANT>(view(d_logits, targets.size(), Vp), losses, d_targets, scale / 4, loss_scale, V);
     return outputs(losses, d_logits);
 }
 
@@ -860,14 +862,14 @@ std::vector<MatmulSize> matmul_sizes() {
     return sizes;
 }
 
-// A random matrix on the host, on the device and as an operand. Fp8Matrix in test_fp8.cuh has the same members.
+// A random matrix on the host, on the device and as a tensor. Fp8Matrix in test_fp8.cuh has the same members.
 struct Matrix {
     Values values;
     DeviceArray<floatX> array;
-    Operand operand;
+    Tensor tensor;
 
     Matrix(size_t rows, size_t columns, double)
-        : values(random_values<floatX>(rows * columns)), array(values), operand(array) {}
+        : values(random_values<floatX>(rows * columns)), array(values), tensor(view(array, rows, columns)) {}
 
     // Returns the error of a sum of products beyond that of FP32.
     static double sum_error(const Numbers&) { return 0; }
@@ -904,7 +906,7 @@ template <typename F> auto with_choice(Tuned choice, F run) {
 // A, W, G: matrix types of activations, of weights and of activation gradients. The expected product is rounded before
 // bias or GELU': without an epilogue for them in cuBLASLt, a second kernel reads the stored product.
 template <typename A, typename W>
-void try_matmul_forward(const std::string& name, const std::vector<MatmulSize>& sizes) {
+void try_linear_forward(const std::string& name, const std::vector<MatmulSize>& sizes) {
     Trial plain(name), residual(name + " with a residual");
     for (const MatmulSize& s : sizes) {
         const size_t N = s.N, C = s.C, OC = s.OC;
@@ -915,7 +917,7 @@ void try_matmul_forward(const std::string& name, const std::vector<MatmulSize>& 
         const auto run = [&](bool adds) {
             const DeviceArray<floatX> out(N * OC), d_b(b), d_add(add);
             floatX* const none = nullptr;
-            matmul_forward(out, inp.operand, w.operand, d_b, adds ? d_add : none, N, C, OC);
+            linear_forward(view(out, N, OC), inp.tensor, w.tensor, d_b, view(adds ? d_add : none, N, OC));
             return outputs(out);
         };
         Numbers expected(N * OC), with_add(N * OC);
@@ -932,8 +934,8 @@ void try_matmul_forward(const std::string& name, const std::vector<MatmulSize>& 
 }
 
 // The epilogue may compute GELU before or after the pre-activation is rounded.
-void try_matmul_forward_gelu(const std::vector<MatmulSize>& sizes) {
-    Trial separate("matmul_forward_gelu"), fused("matmul_forward_gelu as one matmul");
+void try_linear_gelu_forward(const std::vector<MatmulSize>& sizes) {
+    Trial separate("linear_gelu_forward"), fused("linear_gelu_forward as one matmul");
     for (const MatmulSize& s : sizes) {
         const size_t N = s.N, C = s.C, OC = s.OC;
         for (Trial* trial : {&separate, &fused}) trial->at(format("N %zu, C %zu, OC %zu", N, C, OC));
@@ -941,7 +943,7 @@ void try_matmul_forward_gelu(const std::vector<MatmulSize>& sizes) {
         const Values b = random_values<floatX>(OC);
         const auto run = [&] {
             const DeviceArray<floatX> out(N * OC), pre_activation(N * OC), d_b(b);
-            matmul_forward_gelu(out, pre_activation, inp.operand, w.operand, d_b, Recompute::NONE, N, C, OC);
+            linear_gelu_forward(view(out, N, OC), view(pre_activation, N, OC), inp.tensor, w.tensor, d_b);
             return outputs(pre_activation, out);
         };
         Numbers before(N * OC);
@@ -963,20 +965,23 @@ void try_matmul_forward_gelu(const std::vector<MatmulSize>& sizes) {
 
 // GELU' is an epilogue of cuBLASLt or, always with FP8, a kernel. db: the gradient of the bias.
 template <typename G, typename W>
-void try_matmul_backward_input(const std::string& name, const std::vector<MatmulSize>& sizes) {
+void try_linear_backward(const std::string& name, const std::vector<MatmulSize>& sizes) {
     Trial plain(name), separate(name + " with GELU'"), fused(name + " with GELU' as one matmul");
     for (const MatmulSize& s : sizes) {
         const size_t N = s.N, C = s.C, OC = s.OC;
         for (Trial* trial : {&plain, &separate, &fused}) trial->at(format("N %zu, C %zu, OC %zu", N, C, OC));
         const G dout(N, OC, 1024);
-        const W w(C, OC, 8);
+        const W w(C, OC, 8), inp(N, C, 8);
         const Values pre = gelu_inputs(N * C), db = random_values<float>(C);
         const auto run = [&](bool through_gelu) {
             const DeviceArray<floatX> dinp(N * C), d_pre(pre);
             const DeviceArray<float> d_db(db), partials(partial_blocks(N) * C);
+            const DeviceArray<float> dw(C * OC);   // tested by try_matmul_backward_weight
+            const Tensor to = view(dinp, N, C);
             if (through_gelu)
-                matmul_backward_input_gelu(dinp, grad(d_db), partials, dout.operand, w.operand, d_pre, N, C, OC);
-            else matmul_backward_input(dinp, dout.operand, w.operand, N, C, OC);
+                linear_gelu_backward(to, grad(dw), grad(d_db), partials, dout.tensor, inp.tensor, w.tensor,
+                                     view(d_pre, N, C));
+            else linear_backward(to, grad(dw), dout.tensor, inp.tensor, w.tensor);
             return outputs(dinp, d_db);
         };
         Numbers expected(N * C);
@@ -987,7 +992,7 @@ void try_matmul_backward_input(const std::string& name, const std::vector<Matmul
         }
         plain.compare<floatX>("dinp", plain.run([&] { return run(false); })[0], expected);
         for (Trial* trial : {&separate, &fused}) {
-            const bool fuses = trial == &fused && !dout.operand.fp8;
+            const bool fuses = trial == &fused && !dout.tensor.fp8.x;
             const Temporarily epilogue(tanh_error, fuses ? EPILOGUE_TANH_ERROR : 0);
             Numbers through_gelu(N * C), sums = numbers(db);
             for (size_t i = 0; i < N * C; i++) {
@@ -995,7 +1000,7 @@ void try_matmul_backward_input(const std::string& name, const std::vector<Matmul
                 sums[i % C] += stored_as<floatX>(through_gelu[i]);
             }
             const auto tried = [&] { return trial->run([&] { return run(true); }); };
-            const Outputs got = dout.operand.fp8 ? tried() : with_choice(fuses ? Tuned::FUSED : Tuned::SEPARATE, tried);
+            const Outputs got = dout.tensor.fp8.x ? tried() : with_choice(fuses ? Tuned::FUSED : Tuned::SEPARATE, tried);
             trial->compare<floatX>("dinp", got[0], through_gelu);
             trial->compare<float>("db", got[1], sums);
         }
@@ -1017,7 +1022,7 @@ void try_matmul_backward_weight(const std::string& name, const std::vector<Matmu
             const Values dw = random_values<T>(C * OC);
             const auto got = trial.run([&] {
                 const DeviceArray<T> d_dw(dw);
-                matmul_backward_weight(grad(d_dw), dout.operand, inp.operand, N, C, OC);
+                matmul_backward_weight(grad(d_dw), dout.tensor, inp.tensor);
                 return outputs(d_dw);
             });
             Numbers expected(C * OC);
@@ -1032,9 +1037,9 @@ void try_matmul_backward_weight(const std::string& name, const std::vector<Matmu
 }
 
 TEST("kernels: matmul") {
-    try_matmul_forward<Matrix, Matrix>("matmul_forward", matmul_sizes());
-    try_matmul_forward_gelu(matmul_sizes());
-    try_matmul_backward_input<Matrix, Matrix>("matmul_backward_input", matmul_sizes());
+    try_linear_forward<Matrix, Matrix>("linear_forward", matmul_sizes());
+    try_linear_gelu_forward(matmul_sizes());
+    try_linear_backward<Matrix, Matrix>("linear_backward", matmul_sizes());
     try_matmul_backward_weight<Matrix, Matrix>("matmul_backward_weight", matmul_sizes());
 }
 
@@ -1048,7 +1053,7 @@ TEST("kernels: matmul tuning of epilogues") {
     matmul_plans.clear();
     const Matrix inp(N, C, 1), w(C, C, 1);
     const DeviceArray<floatX> out(N * C), pre_activation(N * C), b(random_values<floatX>(C));
-    matmul_forward_gelu(out, pre_activation, inp.operand, w.operand, b, Recompute::NONE, N, C, C);
+    linear_gelu_forward(view(out, N, C), view(pre_activation, N, C), inp.tensor, w.tensor, b);
     for (auto& [shape, plan] : matmul_plans)
         for (bool slow : {true, false}) {
             if (!plan.alternative || offered_algorithms(plan).empty()) continue;
@@ -1066,8 +1071,9 @@ TEST("kernels: matmul tuning of epilogues") {
                           slow ? "faster" : "slower", slow ? "used" : "not used"));
         }
     const std::string error = error_of([&] {
-        const DeviceArray<float> db(C), partials(partial_blocks(N) * C);
-        matmul_backward_input_gelu(out, grad(db), partials, inp.operand, w.operand, pre_activation + 1, N - 1, C, C);
+        const DeviceArray<float> dw(C * C), db(C), partials(partial_blocks(N) * C);
+        const Tensor pre = view(pre_activation + 1, N - 1, C), dout = view(inp.array, N - 1, C);
+        linear_gelu_backward(view(out, N - 1, C), grad(dw), grad(db), partials, dout, dout, w.tensor, pre);
     });
     expect(contains(error, "expected a pre-activation aligned to 16 bytes"),
            "an epilogue's pre-activation must be as aligned as its algorithm requires", error);

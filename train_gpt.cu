@@ -268,76 +268,29 @@ __device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], i
     store_pieces(row, sum, i, C);
 }
 
-// ==== operands of matmuls ====================================================
-// Kernels write the operands of matmuls through a Writer: as floatX and, with --matmul fp8, in 8 bits too (section
-// "fp8"). Without FP8 `Writer<e4m3> w(out); w.put(i, v)` is store(out.x + i, v).
+// ==== tensors ================================================================
+// Kernels get a tensor as a view of a matrix in device memory, and write those that matmuls read through a Writer:
+// `Writer<e4m3> w(out); w.put(i, v); w.finish()`. Without --matmul fp8 that is store(out.x + i, v).
 
-typedef __nv_fp8_e4m3 e4m3;   // 4 bits of exponent, 3 of mantissa: activations and weights
-typedef __nv_fp8_e5m2 e5m2;   // 5 and 2: gradients, whose range is wide
+#include "gpt/fp8.cuh"   // Out, Writer, Fp8Copy; e4m3 (activations, weights) and e5m2 (gradients)
 
-constexpr int FP8_HISTORY = 16;   // steps
+struct Tensor {
+    floatX* x = nullptr;         // (rows, columns), row-major; null: not stored, because matmuls read only its FP8 copy
+    size_t rows = 0, columns = 0;
+    bool kept = true;            // from forward to backward, which otherwise recomputes it
+    Fp8Copy fp8 = {};
+    floatX* whole = nullptr;     // tensor parallelism, of a rank's rows: memory for all ranks' rows (gpt/distributed.cuh)
 
-// The factor by which a tensor is multiplied before it is rounded to 8 bits, one for each tensor of a layer, with the
-// statistics from which the next factor is computed. In device memory.
-struct Fp8Scale {
-    float scale = 1;
-    alignas(16) float inverse = 1;     // what matmuls multiply by; cuBLASLt 13 rejects other alignments
-    unsigned amax = 0;                 // maximum |x| of this step so far: a float's bits, which compare like integers
-    unsigned counting = 0;             // whether the three counts below are kept, for the log
-    unsigned long long values = 0, saturated = 0, underflow = 0;   // underflow: non-zero values rounded to 0
-    float history[FP8_HISTORY] = {};   // amax of past steps, the latest first; 0: none yet
-};
+    explicit operator bool() const { return x; }
+    size_t size() const { return rows * columns; }
 
-// Destination of a tensor that matmuls read.
-template <typename F8> struct Out {
-    floatX* x;                   // null: only x8 is read (--matmul fp8-all)
-    F8* x8 = nullptr;            // null: the kernel writes x only
-    Fp8Scale* scale = nullptr;   // null: no FP8; otherwise the kernel records the tensor's amax in it
-
-    __device__ Out from(size_t i) const { return {x ? x + i : nullptr, x8 ? x8 + i : nullptr, scale}; }
-};
-
-enum class Reach { WARP, BLOCK };   // the threads that construct and destroy a Writer together
-
-template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
-    Out<F8> to;
-    float scale = 1, amax = 0;   // amax: of what this thread has put
-    bool counting = false;       // Fp8Scale::counting
-    unsigned values = 0, saturated = 0, underflow = 0;
-
-    __device__ __forceinline__ explicit Writer(const Out<F8>& out);
-    __device__ __forceinline__ ~Writer();   // merges the threads' amax into Fp8Scale::amax, with atomicMax
-
-    // Stores v as elements i ... i + N - 1 of the tensor, and rounds v itself to floatX.
-    template <int N> __device__ __forceinline__ void put(size_t i, float (&v)[N]);
-    // Stores a pack that is already rounded.
-    template <int N> __device__ __forceinline__ void put(size_t i, const RawPack<floatX, N>& rounded);
-    // Stores only the 8-bit copy, and returns it (zeros if there is none).
-    template <int N> __device__ __forceinline__ RawPack<F8, N> put_fp8(size_t i, const RawPack<floatX, N>& rounded);
-    // Returns v in 8 bits; multiplies v itself by the scale.
-    template <int N> __device__ __forceinline__ RawPack<F8, N> quantise(float (&v)[N]);
-};
-
-// A matrix that matmuls read: in floatX and, depending on --matmul, in FP8.
-struct Operand {
-    floatX* x;                      // (rows, columns); null: not stored
-    void* fp8 = nullptr;            // the matrix in 8 bits; null: matmuls read x
-    void* transposed = nullptr;     // memory for (columns, rows) in 8 bits: of weights always, of others with fp8-all
-    Fp8Scale* scale = nullptr;
-    DType format = FLOATX;          // of fp8
-    bool current_scaling = false;   // x is quantised after its kernel, when its amax is known
-    bool only_fp8 = false;          // the kernel writes fp8 and `transposed`, but not x
-    bool fast_accumulation = false; // in the forward product of this input
-
-    template <typename T, typename = std::enable_if_t<std::is_convertible_v<T, const floatX*>>>
-    Operand(const T& matrix) : x(const_cast<floatX*>(static_cast<const floatX*>(matrix))) {}
-
-    // The destination for a kernel that writes x.
+    // The destination for a kernel that writes this tensor. An FP8 copy is of all ranks' rows.
     template <typename F8> Out<F8> to() const {
-        return {x, current_scaling ? nullptr : static_cast<F8*>(fp8), scale};
+        if (whole) return {x};
+        return {x, fp8.current_scaling ? nullptr : static_cast<F8*>(fp8.x), fp8.scale};
     }
-    void finish(size_t n) const;     // with current scaling, quantises x (n) after the kernel that wrote it
-    void quantise(size_t n) const;   // quantises x (n) after a kernel that has no FP8 output
+    void finish() const;     // called after that kernel: with current scaling, quantises x
+    void quantise() const;   // called after a kernel that has no FP8 output: quantises x
 };
 
 // ==== recording ==============================================================
@@ -722,26 +675,26 @@ embedding_backward_wpe_kernel(G* dwpe, const floatX* dout, size_t N, size_t firs
         if (column + p * FP32_STRIDE < C) add_to(dwpe + t * C + column + p * FP32_STRIDE, sum[p]);
 }
 
-void embedding_forward(floatX* out, const int* inp, const floatX* wte, const floatX* wpe, size_t N, size_t first, int T,
-                       int C) {
-    launch("embedding_forward", embedding_forward_kernel, row_blocks(N), BLOCK, 0, out, inp, wte, wpe, N, first, T, C);
+void embedding_forward(const Tensor& out, const int* inp, const floatX* wte, const floatX* wpe, size_t first, int T) {
+    launch("embedding_forward", embedding_forward_kernel, row_blocks(out.rows), BLOCK, 0, out.x, inp, wte, wpe, out.rows,
+           first, T, out.columns);
 }
 
 // order (N): see mapping. partials (2, chunks, C) fp32 scratch
-void embedding_backward(Grad dwte, Grad dwpe, float* partials, const floatX* dout, const int* inp, const int* order,
-                        size_t N, size_t first, int T, int C) {
-    const size_t size = chunk_size(N), chunks = ceil_div(N, size);
+void embedding_backward(Grad dwte, Grad dwpe, float* partials, const Tensor& dout, const int* inp, const int* order,
+                        size_t first, int T) {
+    const size_t N = dout.rows, C = dout.columns, size = chunk_size(N), chunks = ceil_div(N, size);
     with_type(dwte, [&](auto* g) {
         using G = std::remove_pointer_t<decltype(g)>;
         launch("embedding_backward_wte", embedding_backward_wte_kernel<G>,
                dim3(WARP_SIZE == 1 ? 1 : ceil_div(C, FP32_STRIDE), row_blocks(chunks)), BLOCK, 0, updated(g), partials,
-               dout, inp, order, N, size, C);
+               dout.x, inp, order, N, size, C);
         launch("embedding_backward_join", embedding_backward_join_kernel<G>, dim3(ceil_div(C, SUM_COLUMNS), chunks),
                WARP_SIZE, 0, updated(g), partials, inp, order, N, size, C);
     });
     with_type(dwpe, [&](auto* g) {
         launch("embedding_backward_wpe", embedding_backward_wpe_kernel<std::remove_pointer_t<decltype(g)>>,
-               dim3(ceil_div(C, SUM_COLUMNS), T), WARP_SIZE, 0, updated(g), dout, N, first, T, C);
+               dim3(ceil_div(C, SUM_COLUMNS), T), WARP_SIZE, 0, updated(g), dout.x, N, first, T, C);
     });
 }
 
@@ -811,6 +764,7 @@ __global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd
         for (int k = 0; k < PACK; k++) v[k] = (v[k] - m) * r * u[k] + s[k];
         writer.put(n * C + i, v);
     }
+    writer.finish();
     if (threadIdx.x % WARP_SIZE == 0) {
         mean[n] = m;
         rstd[n] = r;
@@ -859,61 +813,59 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
     ColumnSums<OWN> sums{C};
     float g[PACK], x[PACK], y[PACK], d[PACK];
     for (int i = first; i < end && !out_of_range; i += stride) sums.clear(i);
-    {
-        // Its scope ends early, to free its registers before the sums are stored.
-        Writer<e5m2> writer(OWN == MAX_GRADS ? Out<e5m2>{dinp.x} : dinp);
-        int parity = 0;
-        for (size_t n = blockIdx.x; n < N; n += gridDim.x, parity ^= 1) {
-            auto load_row = [&](int i) {
-                if (out_of_range) return;
-                dout_pack.load(dout + n * C + i);
-                inp_pack.load(inp + n * C + i);
-                w_pack.load(w + i);
-                dinp_pack.load(dinp.x + n * C + i);
-            };
-            float m = 0, r = 0, sum_g[PACK] = {}, sum_gx[PACK] = {};
-            for (int i = first; i < end; i += stride) {
-                load_row(i);
-                m = mean[n];   // after the row's loads, because nvcc's code waits at once for loads of a single address
-                r = rstd[n];
-                dout_pack.unpack(d);
-                inp_pack.unpack(x);
-                w_pack.unpack(g);
-                for (int k = 0; k < PACK; k++) {
-                    x[k] = (x[k] - m) * r;
-                    g[k] *= d[k];
-                    sum_g[k] += g[k];
-                    sum_gx[k] += g[k] * x[k];
-                }
-                for (int k = 0; k < PACK; k++) x[k] *= d[k];
-                if (OWN < MAX_GRADS && out_of_range) break;   // it has no columns in shared memory
-                sums.add(DW, x, i);
-                sums.add(DB, d, i);
+    Writer<e5m2> writer(OWN == MAX_GRADS ? Out<e5m2>{dinp.x} : dinp);
+    int parity = 0;
+    for (size_t n = blockIdx.x; n < N; n += gridDim.x, parity ^= 1) {
+        auto load_row = [&](int i) {
+            if (out_of_range) return;
+            dout_pack.load(dout + n * C + i);
+            inp_pack.load(inp + n * C + i);
+            w_pack.load(w + i);
+            dinp_pack.load(dinp.x + n * C + i);
+        };
+        float m = 0, r = 0, sum_g[PACK] = {}, sum_gx[PACK] = {};
+        for (int i = first; i < end; i += stride) {
+            load_row(i);
+            m = mean[n];   // after the row's loads, because nvcc's code waits at once for loads of a single address
+            r = rstd[n];
+            dout_pack.unpack(d);
+            inp_pack.unpack(x);
+            w_pack.unpack(g);
+            for (int k = 0; k < PACK; k++) {
+                x[k] = (x[k] - m) * r;
+                g[k] *= d[k];
+                sum_g[k] += g[k];
+                sum_gx[k] += g[k] * x[k];
             }
-            const float2 own_sums = {warp_sum(sum_g), warp_sum(sum_gx)};
-            if (threadIdx.x % WARP_SIZE == 0) warp_sums[parity][threadIdx.x / WARP_SIZE] = own_sums;
-            __syncthreads();   // one per row is enough: the next row writes the other half of warp_sums
-            if (ONE_PACK && !out_of_range) w_pack.load(w + first);   // from the L1 cache: there is no register for it
-            float avg_g = 0, avg_gx = 0;
-            for (int other = 0; other < warps; other++) {
-                avg_g += warp_sums[parity][other].x;
-                avg_gx += warp_sums[parity][other].y;
-            }
-            avg_g *= inverse_C;
-            avg_gx *= inverse_C;
-            for (int i = first; i < end; i += stride) {
-                if (!ONE_PACK) load_row(i);
-                dout_pack.unpack(d);
-                inp_pack.unpack(x);
-                w_pack.unpack(g);
-                dinp_pack.unpack(y);
-                for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
-                if (out_of_range) break;
-                writer.put(n * C + i, y);
-                sums.add(DBIAS, y, i);
-            }
+            for (int k = 0; k < PACK; k++) x[k] *= d[k];
+            if (OWN < MAX_GRADS && out_of_range) break;   // it has no columns in shared memory
+            sums.add(DW, x, i);
+            sums.add(DB, d, i);
+        }
+        const float2 own_sums = {warp_sum(sum_g), warp_sum(sum_gx)};
+        if (threadIdx.x % WARP_SIZE == 0) warp_sums[parity][threadIdx.x / WARP_SIZE] = own_sums;
+        __syncthreads();   // one per row is enough: the next row writes the other half of warp_sums
+        if (ONE_PACK && !out_of_range) w_pack.load(w + first);   // from the L1 cache: there is no register for it
+        float avg_g = 0, avg_gx = 0;
+        for (int other = 0; other < warps; other++) {
+            avg_g += warp_sums[parity][other].x;
+            avg_gx += warp_sums[parity][other].y;
+        }
+        avg_g *= inverse_C;
+        avg_gx *= inverse_C;
+        for (int i = first; i < end; i += stride) {
+            if (!ONE_PACK) load_row(i);
+            dout_pack.unpack(d);
+            inp_pack.unpack(x);
+            w_pack.unpack(g);
+            dinp_pack.unpack(y);
+            for (int k = 0; k < PACK; k++) y[k] += r * (g[k] * d[k] - avg_g - (x[k] - m) * r * avg_gx);
+            if (out_of_range) break;
+            writer.put(n * C + i, y);
+            sums.add(DBIAS, y, i);
         }
     }
+    writer.finish();
     for (int i = first; i < end && !out_of_range; i += stride)
         for (int which = 0; which < MAX_GRADS; which++) {
             sums.get(y, which, i);
@@ -925,29 +877,31 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
 size_t layernorm_shared(int C) { return MAX_GRADS * C * sizeof(float); }
 constexpr size_t LAYERNORM_ROWS = 48 << 10;   // bytes of the rows of a block of forward, unless one row is larger
 
-void layernorm_forward(const Operand& out, float* mean, float* rstd, const floatX* inp, const floatX* w,
-                       const floatX* b, size_t N, int C) {
-    const size_t row_bytes = C * sizeof(floatX), fit = LAYERNORM_ROWS / row_bytes;
+// The statistics of rows, (N) each.
+struct Stats { float *mean, *rstd; };
+
+void layernorm_forward(const Tensor& out, Stats stats, const Tensor& inp, const floatX* w, const floatX* b) {
+    const size_t N = inp.rows, C = inp.columns, row_bytes = C * sizeof(floatX), fit = LAYERNORM_ROWS / row_bytes;
     const size_t warps = std::clamp(fit, size_t{1}, size_t{BLOCK_WARPS});
     launch("layernorm_forward", layernorm_forward_kernel, ceil_div(N, warps), warps * WARP_SIZE, warps * row_bytes,
-           out.to<e4m3>(), mean, rstd, inp, w, b, N, C);
-    out.finish(N * C);
+           out.to<e4m3>(), stats.mean, stats.rstd, inp.x, w, b, N, C);
+    out.finish();
 }
 
 // Adds to dinp, because the gradient of the residual stream flows both past the LayerNorm and through it. Without
 // dbias.data it does not compute dbias. partials (3, partial_blocks(N), C) fp32 scratch
-void layernorm_backward(const Operand& dinp, Grad dw, Grad db, Grad dbias, float* partials, const floatX* dout,
-                        const floatX* inp, const floatX* w, const float* mean, const float* rstd, size_t N, int C) {
-    const size_t blocks = partial_blocks(N), threads = ceil_div(C, LANE_STRIDE) * WARP_SIZE;
+void layernorm_backward(const Tensor& dinp, Grad dw, Grad db, Grad dbias, float* partials, const Tensor& dout,
+                        const Tensor& inp, const floatX* w, Stats stats) {
+    const size_t N = inp.rows, C = inp.columns, blocks = partial_blocks(N), threads = ceil_div(C, LANE_STRIDE) * WARP_SIZE;
     auto run = [&](auto kernel, int own) {
         launch("layernorm_backward", kernel, blocks, std::min(threads, size_t{LAYERNORM_BLOCK}),
-               layernorm_shared(C) / MAX_GRADS * (MAX_GRADS - own), updated(dinp.to<e5m2>()), partials, dout, inp, w,
-               mean, rstd, N, C, 1.0f / C);
+               layernorm_shared(C) / MAX_GRADS * (MAX_GRADS - own), updated(dinp.to<e5m2>()), partials, dout.x, inp.x, w,
+               stats.mean, stats.rstd, N, C, 1.0f / C);
     };
     if (WARP_SIZE == 1 || threads > LAYERNORM_BLOCK) run(layernorm_backward_kernel<0>, 0);
-    else if (dinp.scale) run(layernorm_backward_kernel<1>, 1);
+    else if (dinp.fp8.scale && !dinp.whole) run(layernorm_backward_kernel<1>, 1);
     else run(layernorm_backward_kernel<3>, 3);
-    dinp.finish(N * C);
+    dinp.finish();
     if (dbias.data) add_partials({dw, db, dbias}, partials, blocks, C);
     else add_partials({dw, db}, partials, blocks, C);
 }
@@ -971,10 +925,10 @@ bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
 }
 
 // partials (partial_blocks(N), OC) fp32 scratch
-void bias_backward(Grad db, float* partials, const floatX* dout, size_t N, int OC) {
-    const size_t blocks = partial_blocks(N);
+void bias_backward(Grad db, float* partials, const Tensor& dout) {
+    const size_t N = dout.rows, OC = dout.columns, blocks = partial_blocks(N);
     launch("bias_backward", bias_backward_kernel, dim3(ceil_div(OC, SUM_COLUMNS), blocks), WARP_SIZE, 0, partials,
-           dout, N, OC);
+           dout.x, N, OC);
     add_partials({db}, partials, blocks, OC);
 }
 
@@ -1007,6 +961,7 @@ __global__ void gelu_forward_kernel(Out<e4m3> out, const floatX* inp, size_t n) 
         for (int k = 0; k < PACK; k++) x[k] *= gelu_sigmoid(x[k]);
         writer.put(i, x);
     }
+    writer.finish();
 }
 
 // The derivative of GELU.
@@ -1026,17 +981,19 @@ __global__ void gelu_backward_kernel(Out<e5m2> dinp, const floatX* dout, const f
         for (int k = 0; k < PACK; k++) d[k] *= gelu_slope(x[k]);
         writer.put(i, d);
     }
+    writer.finish();
 }
 
-void gelu_forward(const Operand& out, const floatX* inp, size_t n) {
-    launch("gelu_forward", gelu_forward_kernel, span_blocks(n), BLOCK, 0, out.to<e4m3>(), inp, n);
-    out.finish(n);
+void gelu_forward(const Tensor& out, const Tensor& inp) {
+    launch("gelu_forward", gelu_forward_kernel, span_blocks(inp.size()), BLOCK, 0, out.to<e4m3>(), inp.x, inp.size());
+    out.finish();
 }
 
 // dinp may be dout
-void gelu_backward(const Operand& dinp, const floatX* dout, const floatX* inp, size_t n) {
-    launch("gelu_backward", gelu_backward_kernel, span_blocks(n), BLOCK, 0, dinp.to<e5m2>(), dout, inp, n);
-    dinp.finish(n);
+void gelu_backward(const Tensor& dinp, const floatX* dout, const Tensor& inp) {
+    launch("gelu_backward", gelu_backward_kernel, span_blocks(inp.size()), BLOCK, 0, dinp.to<e5m2>(), dout, inp.x,
+           inp.size());
+    dinp.finish();
 }
 
 // ==== attention ==============================================================
@@ -1146,6 +1103,7 @@ __device__ void store_columns(const Out<F8>& x, const float* tile, const float* 
         for (int k = 0; k < PACK; k++) v[k] = tile[(d + k) * BLOCK_M + r] * factor;
         writer.put((row + r) * stride + d, v);
     }
+    writer.finish();
 }
 
 __device__ void fill(float* x, float value, int n) {
@@ -1324,20 +1282,29 @@ __global__ void attention_backward_kernel(Out<e5m2> dqkv, float* D_all, const fl
     if (!OWNS_QUERIES) store_columns(dqkv.from(to + head.C), dY, nullptr, own0, T, head.stride, HS, 1);
 }
 
-void attention_forward_portable(const Operand& out, float* lse, const floatX* qkv, int B, int T, int NH, int HS) {
-    launch("attention_forward", attention_forward_kernel, dim3(ceil_div(T, BLOCK_M), NH, B), ATTENTION_BLOCK,
-           attention_forward_shared(HS), out.to<e4m3>(), lse, qkv, T, HS);
+// The shape of attention, and the memory that it needs besides inputs and outputs.
+struct Heads {
+    int B, T, NH, HS;
+    float* lse = nullptr;              // (B,NH,T): from forward to backward
+    float *D = nullptr, *partials = nullptr;   // fp32 scratch of backward: (B,NH,T), (attention_partials(B, T), 3C)
+    int* counter = nullptr;            // (1), 0 before and after: of the wgmma kernels' tile scheduler
+    floatX *scores = nullptr, *probs = nullptr, *dprobs = nullptr;   // (B,NH,T,T): --attention naive
+    size_t past = 0;                   // sampling: earlier tokens, whose keys and values are before qkv
+};
+
+void attention_forward_portable(const Tensor& out, const floatX* qkv, const Heads& h) {
+    launch("attention_forward", attention_forward_kernel, dim3(ceil_div(h.T, BLOCK_M), h.NH, h.B), ATTENTION_BLOCK,
+           attention_forward_shared(h.HS), out.to<e4m3>(), h.lse, qkv, h.T, h.HS);
 }
 
-// D (B,NH,T) fp32 scratch
-void attention_backward_portable(const Operand& dqkv, float* D, const floatX* dout, const floatX* qkv,
-                                 const floatX* out, const float* lse, int B, int T, int NH, int HS) {
-    const size_t shared = attention_backward_shared(HS);
-    const dim3 grid(ceil_div(T, BLOCK_M), NH, B);
+void attention_backward_portable(const Tensor& dqkv, const floatX* dout, const floatX* qkv, const floatX* out,
+                                 const Heads& h) {
+    const size_t shared = attention_backward_shared(h.HS);
+    const dim3 grid(ceil_div(h.T, BLOCK_M), h.NH, h.B);
     launch("attention_backward_dq", attention_backward_kernel<Owns::QUERIES>, grid, ATTENTION_BLOCK, shared,
-           dqkv.to<e5m2>(), D, dout, qkv, out, lse, T, HS);
+           dqkv.to<e5m2>(), h.D, dout, qkv, out, h.lse, h.T, h.HS);
     launch("attention_backward_dkv", attention_backward_kernel<Owns::KEYS>, grid, ATTENTION_BLOCK, shared,
-           dqkv.to<e5m2>(), D, dout, qkv, out, lse, T, HS);
+           dqkv.to<e5m2>(), h.D, dout, qkv, out, h.lse, h.T, h.HS);
 }
 
 // ==== attention: other kernels ===============================================
@@ -1369,38 +1336,39 @@ template <typename F> void with_head_size(int HS, F f) {
     }
 }
 
-// counter (1) int32, 0 before and after: of the wgmma kernels' tile scheduler
-void attention_forward(const Operand& out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH, int HS) {
-    if (!on_tensor_cores(HS)) attention_forward_portable(out, lse, qkv, B, T, NH, HS);
-    else with_head_size(HS, [&](auto size) {
+// out (N,C) = attention of qkv (N,3C), which is kept for backward with h.lse (naive: h.probs)
+void attention_forward(const Tensor& out, const Tensor& qkv, const Heads& h) {
+    if (h.past) return attention_decode(out.x, qkv.x - h.past * qkv.columns, h.past + 1, h.NH, h.HS);
+    if (h.scores) {
+        naive_attention_forward(out.x, qkv.x, h);
+        return out.quantise();
+    }
+    if (!on_tensor_cores(h.HS)) attention_forward_portable(out, qkv.x, h);
+    else with_head_size(h.HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
-        if (device.tensor_cores == TensorCores::WGMMA)
-            attention_forward_wgmma<HEAD_SIZE>(out, lse, counter, qkv, B, T, NH);
-        else attention_forward_mma<HEAD_SIZE>(out, lse, qkv, B, T, NH);
+        if (device.tensor_cores == TensorCores::WGMMA) attention_forward_wgmma<HEAD_SIZE>(out, qkv.x, h);
+        else attention_forward_mma<HEAD_SIZE>(out, qkv.x, h);
     });
-    out.finish(static_cast<size_t>(B) * T * NH * HS);
+    out.finish();
 }
 
 // Returns the rows of `partials` that any kernels need: those of bias_backward, or of the wgmma kernels.
 size_t attention_partials(size_t B, size_t T) { return std::max(partial_blocks(B * T), wgmma_partials(B, T)); }
 
 // Writes dqkv and, unless dbias.data is null, adds its column sums to dbias, the gradient of qkv's bias.
-// partials (attention_partials(B, T), 3C) and D (B,NH,T): fp32 scratch
-void attention_backward(const Operand& dqkv, Grad dbias, float* partials, float* D, int* counter, const floatX* dout,
-                        const floatX* qkv, const floatX* out, const float* lse, int B, int T, int NH, int HS) {
-    const size_t N = static_cast<size_t>(B) * T, columns = static_cast<size_t>(3) * NH * HS;
-    const bool by_wgmma = on_wgmma(HS);
-    if (!on_tensor_cores(HS)) attention_backward_portable(dqkv, D, dout, qkv, out, lse, B, T, NH, HS);
-    else with_head_size(HS, [&](auto size) {
+void attention_backward(const Tensor& dqkv, Grad dbias, const Tensor& dout, const Tensor& qkv, const Tensor& out,
+                        const Heads& h) {
+    const bool by_wgmma = !h.probs && on_wgmma(h.HS), by_mma = !h.probs && on_tensor_cores(h.HS) && !by_wgmma;
+    if (h.probs) naive_attention_backward(dqkv.x, dout.x, qkv.x, h);
+    else if (!on_tensor_cores(h.HS)) attention_backward_portable(dqkv, dout.x, qkv.x, out.x, h);
+    else with_head_size(h.HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
-        if (by_wgmma)
-            attention_backward_wgmma<HEAD_SIZE>(dqkv, dbias, partials, D, counter, dout, qkv, out, lse, B, T, NH);
-        else attention_backward_mma<HEAD_SIZE>(dqkv.x, D, dout, qkv, out, lse, B, T, NH);
+        if (by_wgmma) attention_backward_wgmma<HEAD_SIZE>(dqkv, dbias, dout.x, qkv.x, out.x, h);
+        else attention_backward_mma<HEAD_SIZE>(dqkv.x, dout.x, qkv.x, out.x, h);
     });
-    const bool by_mma = on_tensor_cores(HS) && !by_wgmma;   // without FP8 output
-    if (by_mma) dqkv.quantise(N * columns);
-    else dqkv.finish(N * columns);
-    if (dbias.data && !by_wgmma) bias_backward(dbias, partials, dqkv.x, N, columns);
+    if (h.probs || by_mma) dqkv.quantise();   // these kernels have no FP8 output
+    else dqkv.finish();
+    if (dbias.data && !by_wgmma) bias_backward(dbias, h.partials, dqkv);
 }
 
 // ==== loss scaling ===========================================================
@@ -1525,16 +1493,16 @@ __global__ void __launch_bounds__(WIDE_BLOCK) add_losses_kernel(double* total, c
 }
 
 template <Want WANT>
-void cross_entropy(floatX* logits, float* losses, const int* targets, float mean, const LossScale* loss_scale,
-                   size_t N, int V, int Vp) {
-    const size_t row_bytes = Vp * sizeof(floatX), reduction_bytes = 2 * 32 * sizeof(float);
+void cross_entropy(const Tensor& logits, float* losses, const int* targets, float mean, const LossScale* loss_scale,
+                   int V) {
+    const size_t Vp = logits.columns, row_bytes = Vp * sizeof(floatX), reduction_bytes = 2 * 32 * sizeof(float);
     const size_t block_bytes = row_bytes + reduction_bytes + device.properties.reservedSharedMemPerBlock;
     // Two blocks fit on a multiprocessor: one loads while the other stores. cp.async needs compute capability 8.0. On a
     // CPU the row is in the cache.
     const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT && device.properties.major != 7 &&
                       2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
-    launch("cross_entropy", cross_entropy_kernel<WANT>, N, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0, updated(logits),
-           losses, targets, mean, loss_scale, V, Vp, fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
+    launch("cross_entropy", cross_entropy_kernel<WANT>, logits.rows, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0,
+           updated(logits.x), losses, targets, mean, loss_scale, V, Vp, fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {
@@ -1766,9 +1734,6 @@ void round_weights(floatX* weights, const float* master, size_t n) {
 
 // ==== matmul =================================================================
 // out (M,N) = A (M,K) B (K,N), all row-major; A and B may be stored transposed
-// forward   out = inp w + b, or out = inp w + b + add: the residual addition
-// backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows (section "bias")
-// shapes    inp (N,C), w (C,OC), out, add (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
 //           operands gives out^T = B^T A^T. FP8: see fp8_in_any_layout()
 // epilogue  bias, always. On Hopper and later, and on a CPU, also GELU', unless --matmul-tuning has found separate
@@ -1835,10 +1800,6 @@ cublasLtMatrixLayout_t matrix_layout(DType dtype, size_t rows, size_t columns, O
     check(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), columns, rows, columns), "cublasLtMatrixLayoutCreate");
     return layout;
 }
-
-void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns);   // of section "fp8"
-void fp8_gelu_backward(const Operand& dinp, Grad db, float* partials, const floatX* dout, const floatX* inp, size_t N,
-                       size_t OC);
 
 struct Product {
     void* out;
@@ -1976,30 +1937,40 @@ template <typename F> void matmul_or(const Product& p, F alternative) {
     if (!try_matmul(p)) alternative();
 }
 
-// Whether cuBLASLt multiplies FP8 matrices of any layout: on compute capability 10. On Ada, Hopper and 12.x both
-// operands must be contiguous along K, as a (M,K) and b (N,K).
-bool fp8_in_any_layout() { return device.properties.major == 10; }
+// Returns whether a matmul with this operand may have an epilogue with GELU. Before Hopper they are slower than the
+// kernels.
+bool may_fuse_gelu(const Tensor& operand) {
+    return !operand.fp8.x && (device.properties.major >= 9 || device.is_cpu());
+}
+constexpr size_t BIAS_GELU_VERSION = 120500;   // of cuBLASLt, at least
 
-// The product of FP8 operands out (M,N) = A B, which reads their transposed copies where the layout requires it.
-Product fp8_product(void* out, const Operand& a, Op a_op, const Operand& b, Op b_op, size_t M, size_t N, size_t K,
-                    DType type = FLOATX, Into into = Into::ASSIGN) {
-    const void *a8 = a.fp8, *b8 = b.fp8;
-    if (!fp8_in_any_layout()) {
-        if (a_op == Op::TRANSPOSED) a8 = a.transposed;
-        if (b_op == Op::AS_IS) b8 = b.transposed;
-        a_op = Op::AS_IS;
-        b_op = Op::TRANSPOSED;
-    }
-    return {out, a8, b8, {M, N, K, a_op, b_op, type, into, Epilogue::NONE, a.format, b.format}, &a.scale->inverse,
-            &b.scale->inverse};
+#include "gpt/fp8_kernels.cuh"   // Tensor::finish(), Tensor::quantise(), fp8_transpose(), fp8_gelu_backward()
+
+// ==== linear =================================================================
+// forward   out = inp w + b, or out = inp w + b + add: the residual addition, rounded once
+// backward  dinp = dout w^T,   dw += inp^T dout,   db += sum of dout over rows
+// shapes    inp (N,C), w (C,OC), out, add (N,OC) floatX | b (OC) floatX | dw, db as --grad-dtype says
+// many GPUs gather(), start_sum() and their neighbours do something only with tensor parallelism
+// cost      compute: 2*N*C*OC FLOPs each
+// variants  dev/kernels/matmul.cu
+
+#include "gpt/launch.cuh"        // the processes of many GPUs: world, sum_of_all(), start_processes(), WatchdogPause
+#include "gpt/collectives.cuh"   // over_gpus(), gather(), start_sum(), await_sum(), own_rows()
+
+// out = A B, in FP8 if both have such copies
+Product product_of(void* out, const Tensor& a, Op a_op, const Tensor& b, Op b_op, DType type = FLOATX,
+                   Into into = Into::ASSIGN) {
+    const auto [M, K] = a_op == Op::AS_IS ? std::pair(a.rows, a.columns) : std::pair(a.columns, a.rows);
+    const size_t N = b_op == Op::AS_IS ? b.columns : b.rows;
+    Product p = {out, a.x, b.x, {M, N, K, a_op, b_op, type, into, Epilogue::NONE}};
+    if (a.fp8.x && b.fp8.x) read_fp8(p, a, b);
+    return p;
 }
 
-// out (N,OC) = inp (N,C) w (C,OC) + b (OC) + add (N,OC), rounded once. b and add may be null; add must not be out.
-void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const floatX* b, const floatX* add, size_t N,
-                    size_t C, size_t OC) {
-    Product p = {out, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}};
-    if (inp.fp8) p = fp8_product(out, inp, Op::AS_IS, w, Op::AS_IS, N, OC, C);
-    p.shape.fast_accumulation = inp.fast_accumulation;
+// out = inp w + b + add. b and add may be null; add must not be out.
+void matmul_forward(const Tensor& out, const Tensor& inp, const Tensor& w, const floatX* b, const floatX* add) {
+    Product p = product_of(out.x, inp, Op::AS_IS, w, Op::AS_IS);
+    p.shape.fast_accumulation = inp.fp8.fast_accumulation;
     p.shape.epilogue = b ? Epilogue::BIAS : Epilogue::NONE;
     p.bias = b;
     p.shape.into = add ? Into::ADD : Into::ASSIGN;
@@ -2007,69 +1978,71 @@ void matmul_forward(floatX* out, const Operand& inp, const Operand& w, const flo
     matmul(p);
 }
 
-// Returns whether a matmul with this operand may have an epilogue with GELU. Before Hopper they are slower than the
-// kernels.
-bool may_fuse_gelu(const Operand& operand) {
-    return !operand.fp8 && (device.properties.major >= 9 || device.is_cpu());
+void matmul_backward_input(const Tensor& dinp, const Tensor& dout, const Tensor& w) {
+    matmul(product_of(dinp.x, dout, Op::AS_IS, w, Op::TRANSPOSED));
 }
-constexpr size_t BIAS_GELU_VERSION = 120500;   // of cuBLASLt, at least
 
-// pre_activation (N,OC) = inp (N,C) w (C,OC) + b (OC),  out = GELU(pre_activation)
-void matmul_forward_gelu(const Operand& out, floatX* pre_activation, const Operand& inp, const Operand& w,
-                         const floatX* b, Recompute recompute, size_t N, size_t C, size_t OC) {
+void matmul_backward_weight(Grad dw, const Tensor& dout, const Tensor& inp) {
+    transpose_fp8(inp, dout);
+    matmul(product_of(dw.data, inp, Op::TRANSPOSED, dout, Op::AS_IS, dw.dtype, Into::ADD));
+}
+
+// out = inp w + b + add
+void linear_forward(const Tensor& out, const Tensor& inp, const Tensor& w, const floatX* b, const Tensor& add = {}) {
+    const Tensor all = gather(inp);
+    if (!out.whole) return matmul_forward(out, all, w, b, add.x);
+    matmul_forward(whole(out), all, w, nullptr, nullptr);   // this GPU's summand
+    start_sum(out);
+    await_sum(out);
+    add_residual(out, add, b);
+}
+
+// pre = inp w + b,  out = GELU(pre). One matmul computes both if tuning has found that faster and nothing is
+// recomputed: a recomputed GELU must get the same bits.
+void linear_gelu_forward(const Tensor& out, const Tensor& pre, const Tensor& inp, const Tensor& w, const floatX* b) {
+    const Tensor all = gather(inp);
     auto separate = [=] {
-        matmul_forward(pre_activation, inp, w, b, nullptr, N, C, OC);
-        gelu_forward(out, pre_activation, N * OC);
+        matmul_forward(pre, all, w, b, nullptr);
+        gelu_forward(out, pre);
     };
-    if (!may_fuse_gelu(inp) || recompute != Recompute::NONE || cublasLtGetVersion() < BIAS_GELU_VERSION)
-        return separate();
-    Product p = {out.x, inp.x, w.x, {N, OC, C, Op::AS_IS, Op::AS_IS, FLOATX, Into::ASSIGN, Epilogue::BIAS_GELU}};
+    if (!out.kept || !may_fuse_gelu(all) || cublasLtGetVersion() < BIAS_GELU_VERSION) return separate();
+    Product p = product_of(out.x, all, Op::AS_IS, w, Op::AS_IS);
+    p.shape.epilogue = Epilogue::BIAS_GELU;
     p.bias = b;
-    p.second_out = pre_activation;
+    p.second_out = pre.x;
     matmul_or(p, separate);
 }
 
-// dinp (N,C) = dout (N,OC) w (C,OC)^T
-Product input_product(floatX* dinp, const Operand& dout, const Operand& w, size_t N, size_t C, size_t OC) {
-    if (dout.fp8) return fp8_product(dinp, dout, Op::AS_IS, w, Op::TRANSPOSED, N, C, OC);
-    return {dinp, dout.x, w.x, {N, C, OC, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE}};
+// dinp = dout w^T,  dw += inp^T dout
+void linear_backward(const Tensor& dinp, Grad dw, const Tensor& dout, const Tensor& inp, const Tensor& w) {
+    const Tensor all = gather(dout), all_inp = start_gather(for_weights(inp));
+    matmul_backward_input(whole(dinp), all, w);
+    await_gather(all_inp, inp);
+    start_sum(dinp);
+    matmul_backward_weight(dw, all, all_inp);
+    await_sum(dinp);
 }
 
-void matmul_backward_input(floatX* dinp, const Operand& dout, const Operand& w, size_t N, size_t C, size_t OC) {
-    matmul(input_product(dinp, dout, w, N, C, OC));
-}
-
-// dinp = dout w^T * GELU'(pre), where the matmul's input was GELU(pre): pre (N,C). db += sum of dinp over rows, as pre
-// includes this bias. With FP8, a kernel computes GELU' and writes dinp in 8 bits, which cuBLASLt's epilogue cannot.
-// partials (partial_blocks(N), C) fp32 scratch
-void matmul_backward_input_gelu(const Operand& dinp, Grad db, float* partials, const Operand& dout, const Operand& w,
-                                const floatX* pre, size_t N, size_t C, size_t OC) {
-    if (dinp.fp8) {
-        matmul_backward_input(dinp.x, dout, w, N, C, OC);
-        return fp8_gelu_backward(dinp, db, partials, dinp.x, pre, N, C);
+// The same for inp = GELU(pre): dpre = dout w^T * GELU'(pre),  dw += inp^T dout,  db += sum of dpre over rows, as pre
+// includes this bias. partials (partial_blocks(N), C) fp32 scratch
+void linear_gelu_backward(const Tensor& dpre, Grad dw, Grad db, float* partials, const Tensor& dout, const Tensor& inp,
+                          const Tensor& w, const Tensor& pre) {
+    const Tensor all = gather(dout);
+    matmul_backward_weight(dw, all, for_weights(inp));
+    if (dpre.fp8.x) {   // cuBLASLt's epilogue cannot write it
+        matmul_backward_input(dpre, all, w);
+        return fp8_gelu_backward(dpre, db, partials, dpre.x, pre.x);
     }
     auto separate = [=] {
-        matmul_backward_input(dinp.x, dout, w, N, C, OC);
-        gelu_backward(dinp, dinp.x, pre, N * C);
+        matmul_backward_input(dpre, all, w);
+        gelu_backward(dpre, dpre.x, pre);
     };
-    Product p = input_product(dinp.x, dout, w, N, C, OC);
+    Product p = product_of(dpre.x, all, Op::AS_IS, w, Op::TRANSPOSED);
     p.shape.epilogue = Epilogue::GELU_BACKWARD;
-    p.pre_activation = pre;
-    if (may_fuse_gelu(dout)) matmul_or(p, separate);
+    p.pre_activation = pre.x;
+    if (may_fuse_gelu(all)) matmul_or(p, separate);
     else separate();
-    bias_backward(db, partials, dinp.x, N, C);
-}
-
-// dw (C,OC) += inp (N,C)^T dout (N,OC)
-void matmul_backward_weight(Grad dw, const Operand& dout, const Operand& inp, size_t N, size_t C, size_t OC) {
-    if (!inp.transposed)
-        return matmul({dw.data, inp.x, dout.x,
-                       {C, OC, N, Op::TRANSPOSED, Op::AS_IS, dw.dtype, Into::ADD, Epilogue::NONE}});
-    if (!fp8_in_any_layout()) {
-        fp8_transpose(inp.transposed, inp.fp8, N, C);
-        if (!dout.only_fp8) fp8_transpose(dout.transposed, dout.fp8, N, OC);
-    }
-    matmul(fp8_product(dw.data, inp, Op::TRANSPOSED, dout, Op::AS_IS, C, OC, N, dw.dtype, Into::ADD));
+    bias_backward(db, partials, dpre);
 }
 
 // ==== muon ===================================================================
@@ -2227,20 +2200,19 @@ struct Setup {
 //
 // Muon needs whole matrices. So with Muon a layer's group is not divided: the shard of rank l % ranks is all of layer l.
 
-// Storage of a tensor. Layer l uses copy l % copies. An activation with one copy is not kept for backward, which
-// recomputes it.
-struct TensorBase {
+// Storage of a tensor of all layers. Layer l uses copy l % copies.
+struct BufferBase {
     char* data = nullptr;
     size_t copies = 1, layer_bytes = 0;
-    bool dropped() const { return data && copies == 1; }   // allocated, but not kept from forward to backward
+    bool kept = true;   // an activation, from forward to backward
     char* of(size_t layer) const { return data + layer % copies * layer_bytes; }
 };
 
-template <typename T> struct Tensor : TensorBase {
+template <typename T> struct Buffer : BufferBase {
     T* operator()(size_t layer = 0) const { return reinterpret_cast<T*>(of(layer)); }
 };
 
-struct GradTensor : TensorBase {
+struct GradBuffer : BufferBase {
     DType dtype = DType::FP32;
     Grad operator()(size_t layer = 0) const { return {of(layer), dtype}; }
 };
@@ -2254,7 +2226,7 @@ enum class Init { ZERO, ONE, NORMAL, NORMAL_RESIDUAL };   // NORMAL_RESIDUAL: st
 constexpr float INIT_STD = 0.02f;
 
 struct ParameterRow {
-    TensorBase* tensor;
+    BufferBase* tensor;
     const char* name;            // of Hugging Face; %d is the layer
     std::vector<size_t> shape;   // in files; in memory wte has padded_vocab() rows
     size_t copies;               // layers, or 1
@@ -2309,7 +2281,7 @@ std::vector<ParameterRow> parameter_table(Parameters<Kind>& p, const Config& c, 
 
 // The table alone, without tensors.
 std::vector<ParameterRow> parameter_table(const Config& c, size_t tensor = 1, size_t rank = 0) {
-    Parameters<TensorBase> nowhere;
+    Parameters<BufferBase> nowhere;
     std::vector<ParameterRow> rows = parameter_table(nowhere, c, tensor, rank);
     for (ParameterRow& row : rows) row.tensor = nullptr;
     return rows;
@@ -2427,40 +2399,30 @@ Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Placement pla
 
 struct Activations {
     // Kept from forward to backward, or recomputed. res1, res2: the residual stream before attention, before the MLP.
-    Tensor<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu, scores, probs;
-    Tensor<float> ln1_mean, ln1_rstd, lse, ln2_mean, ln2_rstd;
+    Buffer<floatX> res1, ln1, qkv, att, res2, ln2, fc, gelu, scores, probs;
+    Buffer<float> ln1_mean, ln1_rstd, lse, ln2_mean, ln2_rstd;
     // One copy for the model. resf: the residual stream after the last layer.
-    Tensor<floatX> resf, lnf, logits;
-    Tensor<float> lnf_mean, lnf_rstd, losses;
+    Buffer<floatX> resf, lnf, logits;
+    Buffer<float> lnf_mean, lnf_rstd, losses;
     // Tensor parallelism: all rows of ln1 or ln2; this rank's summand of all rows of attproj or fcproj.
-    Tensor<floatX> gathered, summand;
+    Buffer<floatX> gathered, summand;
     // Gradients of activations, of one layer at a time.
-    Tensor<floatX> dres, dln, dqkv, datt, dfc, dprobs;
-    Tensor<float> att_d;
+    Buffer<floatX> dres, dln, dqkv, datt, dfc, dprobs;
+    Buffer<float> att_d;
     // Operands in FP8: see operands(). `transposed` holds the two operands of a weight's gradient.
-    Tensor<char> ln1_8, att_8, ln2_8, gelu_8, dqkv_8, dres_8, dfc_8, weights_8, transposed;
-    Tensor<Fp8Scale> fp8_scales;
-    Tensor<float> fp8_amaxes;
+    Buffer<char> ln1_8, att_8, ln2_8, gelu_8, dqkv_8, dres_8, dfc_8, weights_8, transposed;
+    Buffer<Fp8Scale> fp8_scales;
+    Buffer<float> fp8_amaxes;
     // Workspace. Batches: one in use, one in transfer, one for evaluation and sampling.
-    Tensor<float> partials, norm_partials, norm;
-    Tensor<AdamW> adamw;
-    Tensor<floatX> muon;
-    Tensor<LossScale> loss_scale;
-    Tensor<double> loss;
-    Tensor<int> inputs, targets, order, counter;
-    Tensor<unsigned long long> unchanged;
-    Tensor<char> matmul_workspace;
+    Buffer<float> partials, norm_partials, norm;
+    Buffer<AdamW> adamw;
+    Buffer<floatX> muon;
+    Buffer<LossScale> loss_scale;
+    Buffer<double> loss;
+    Buffer<int> inputs, targets, order, counter;
+    Buffer<unsigned long long> unchanged;
+    Buffer<char> matmul_workspace;
 };
-
-// The tensors of a layer that have an FP8 scale: first those in E4M3, then gradients (E5M2). dattproj and dfcproj: the
-// gradients of the outputs of attproj and fcproj, equal to the residual stream's after that output is added.
-enum Fp8Tensor {
-    FP8_LN1, FP8_ATT, FP8_LN2, FP8_GELU, FP8_QKVW, FP8_ATTPROJW, FP8_FCW, FP8_FCPROJW,
-    FP8_DQKV, FP8_DATTPROJ, FP8_DFC, FP8_DFCPROJ, FP8_TENSORS
-};
-constexpr const char* FP8_NAMES[] = {"ln1", "att", "ln2", "gelu", "qkvw", "attprojw", "fcw", "fcprojw",
-                                     "dqkv", "dattproj", "dfc", "dfcproj"};
-constexpr size_t FP8_E4M3S = FP8_DQKV;
 
 enum class Category { WEIGHTS, GRADIENTS, MASTER, ADAM_M, ADAM_V, BUFFERS, ACTIVATIONS, WORKSPACE, CUDA };
 constexpr const char* CATEGORY_NAMES[] = {"weights", "gradients",   "master",    "adam_m", "adam_v",
@@ -2473,7 +2435,7 @@ size_t product(size_t a, size_t b) {
 }
 
 struct ActivationRow {
-    TensorBase* tensor;
+    BufferBase* tensor;
     const char* name;
     std::vector<size_t> shape;
     const char* dtype;
@@ -2490,14 +2452,14 @@ struct ActivationRow {
 };
 
 template <typename T>
-ActivationRow row(Tensor<T>& tensor, const char* name, std::vector<size_t> shape, size_t copies,
+ActivationRow row(Buffer<T>& tensor, const char* name, std::vector<size_t> shape, size_t copies,
                   Category category = Category::ACTIVATIONS) {
     constexpr bool IS_FLOAT = std::is_same_v<T, float>, IS_DOUBLE = std::is_same_v<T, double>;
     const char* type = IS_FLOAT ? "fp32" : IS_DOUBLE ? "fp64" : std::is_same_v<T, int> ? "int32" : "bytes";
     return {&tensor, name, std::move(shape), type, sizeof(T), copies, category};
 }
 
-ActivationRow row_of(TensorBase& tensor, const char* name, DType dtype, std::vector<size_t> shape, size_t copies,
+ActivationRow row_of(BufferBase& tensor, const char* name, DType dtype, std::vector<size_t> shape, size_t copies,
                    Category category = Category::ACTIVATIONS) {
     return {&tensor, name, std::move(shape), name_of(dtype), size_of(dtype), copies, category};
 }
@@ -2537,7 +2499,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : except_full;
     const size_t in_floatX = s.matmul == MatmulIn::FP8_ALL ? 1 : only_none;   // with fp8-all backward reads FP8
     const size_t ln = s.tensor > 1 ? only_none : in_floatX;
-    auto rowX = [&](Tensor<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) {
+    auto rowX = [&](Buffer<floatX>& tensor, const char* name, std::vector<size_t> shape, size_t copies) {
         return row_of(tensor, name, s.precision, std::move(shape), copies);
     };
     std::vector<ActivationRow> rows = {
@@ -2674,8 +2636,8 @@ struct Model {
     Setup setup;
     Config config;
     Layout layout;              // of the five blocks of parameters
-    Parameters<Tensor<floatX>> w;
-    Parameters<GradTensor> g;   // w, g: the tensors that kernels use: in the blocks or, if sharded, in the buffers
+    Parameters<Buffer<floatX>> w;
+    Parameters<GradBuffer> g;   // w, g: the tensors that kernels use: in the blocks or, if sharded, in the buffers
     floatX *weights = nullptr, *weight_buffers = nullptr;   // the same memory unless sharded
     Grad grads = {}, grad_buffers = {};                     // as for weights
     float *master = nullptr, *adam_m = nullptr, *adam_v = nullptr;   // master: null with --master-weights none
@@ -2731,9 +2693,6 @@ Grad grad_at(const Model& m, size_t element) {
 //         Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
 //         Transformer Models", section 4.2
 
-#include "gpt/launch.cuh"        // the processes: world, sum_of_all(), start_processes(), WatchdogPause
-#include "gpt/distributed.cuh"   // need_weights(), send_gradients(), gather_rows(), sum_rows(), own_rows(), ...
-
 // ==== model: allocation ======================================================
 
 struct Memory { size_t available, all; };
@@ -2776,7 +2735,7 @@ void bind(Parameters<Kind>& p, const Config& c, const Layout& y, void* block, DT
         row.tensor->data = static_cast<char*>(block) + y.place(row, 0) * size_of(dtype);
         row.tensor->copies = row.is_split() ? copies : row.copies;
         row.tensor->layer_bytes = (row.is_split() ? y.layer : row.elements) * size_of(dtype);
-        if constexpr (std::is_same_v<Kind, GradTensor>) static_cast<GradTensor*>(row.tensor)->dtype = dtype;
+        if constexpr (std::is_same_v<Kind, GradBuffer>) static_cast<GradBuffer*>(row.tensor)->dtype = dtype;
     }
 }
 
@@ -2806,6 +2765,8 @@ void allocate_parameters(Model& m, const Setup& s) {
     m.adam_v = static_cast<float*>(block("Adam's v", layout_of_v(s).elements(states_placement(s)), sizeof(float)));
 }
 
+void connect(Model& m);   // of gpt/distributed.cuh
+
 void set_loss_scale(Model& m, const LossScale& scale) { upload(m.a.loss_scale(), &scale, sizeof(scale)); }
 
 void allocate(Model& m, const Setup& s) {
@@ -2817,6 +2778,7 @@ void allocate(Model& m, const Setup& s) {
         row.tensor->data = static_cast<char*>(allocate_block(m, row.bytes(), row.name));
         row.tensor->copies = row.copies;
         row.tensor->layer_bytes = row.copy_bytes();
+        row.tensor->kept = s.purpose != Purpose::TRAINING || row.copies == static_cast<size_t>(s.config.layers);
     }
     device.matmul_workspace = m.a.matmul_workspace();
     clear(m.a.loss(), sizeof(double));
@@ -2826,98 +2788,95 @@ void allocate(Model& m, const Setup& s) {
         const std::vector<Fp8Scale> scales(s.config.layers * FP8_TENSORS);
         upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
     }
-    if (!world.alone()) m.communication = std::make_shared<Communication>(m);
+    connect(m);
 }
 
-// ==== operands ===============================================================
-// The operands of a layer's matmuls: weights, activations and their gradients, in floatX and, with --matmul, in FP8.
-
-struct Operands {
-    Operand ln1, att, ln2, gelu;               // inputs, also of weight gradients
-    Operand qkvw, attprojw, fcw, fcprojw;
-    Operand dqkv, dattproj, dfc, dfcproj;      // gradients of outputs
-};
+// ==== model: the tensors of a layer ==========================================
+// What a layer's kernels get: views of its weights and activations, and of their gradients.
 
 bool has_fp8(const Model& m) { return m.setup.matmul != MatmulIn::FLOATX; }
 
-size_t scale_count(const Model& m) { return static_cast<size_t>(m.config.layers) * FP8_TENSORS; }
-
-// The shape of a forward pass: a whole micro-batch, or fewer tokens for sampling and HellaSwag.
+// A pass through the layers: a micro-batch, or fewer tokens for sampling and HellaSwag.
 struct ForwardPass {
     int B, T;
-    size_t past = 0;   // sampling with B = 1: the number of tokens before these T, whose keys and values are in qkv
-    MatmulIn matmul = MatmulIn::FLOATX;   // FP8 pays only with many rows
+    size_t past = 0;           // sampling with B = 1: the tokens before these T, whose keys and values are in qkv
+    bool in_fp8 = false;       // FP8 pays only with many rows
+    bool recomputes = false;   // computes only what was not kept
 
     size_t N() const { return static_cast<size_t>(B) * T; }
 };
 
-ForwardPass whole_batch(const Model& m) { return {m.setup.B, m.setup.T, 0, m.setup.matmul}; }
+ForwardPass whole_batch(const Model& m) { return {m.setup.B, m.setup.T, 0, has_fp8(m)}; }
 
-Operands operands(const Model& m, size_t l, const ForwardPass& p) {
+struct Block {
+    // Inputs and outputs, in order. res1, res2, res3: the residual stream before attention, before the MLP, after it.
+    Tensor res1, ln1, qkv, att, res2, ln2, fc, gelu, res3;
+    Stats stats1, stats2;   // of the LayerNorms
+    Heads heads;
+    Tensor qkvw, attprojw, fcw, fcprojw;
+    const floatX *ln1w, *ln1b, *qkvb, *attprojb, *ln2w, *ln2b, *fcb, *fcprojb;
+};
+
+struct Gradients {
+    // Of activations: memory that all layers share. res1, res2 and res3 are the same memory.
+    Tensor res3, fc, ln, res2, att, qkv, res1;
+    // Of parameters. below: fcprojb of the layer below, the column sums of res1.
+    Grad ln1w, ln1b, qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, below;
+    float* partials;   // scratch
+};
+
+#include "gpt/fp8_training.cuh"   // add_fp8(), need_fp8_weights(), push_amaxes(); log and checkpoints
+#include "gpt/distributed.cuh"    // need_weights(), send_gradients(), ...
+
+Block block(const Model& m, size_t l, const ForwardPass& p) {
     const Activations& a = m.a;
-    const bool split = m.setup.tensor > 1;
-    floatX *const ln1 = split ? a.gathered() : a.ln1(l), *const ln2 = split ? a.gathered() : a.ln2(l);
-    Operands x = {ln1,      a.att(l), ln2,     a.gelu(l), m.w.qkvw(l), m.w.attprojw(l), m.w.fcw(l), m.w.fcprojw(l),
-                  a.dqkv(), a.dres(), a.dfc(), a.dres()};
-    if (p.matmul == MatmulIn::FLOATX) return x;
-    const bool all = p.matmul == MatmulIn::FP8_ALL;
-    // Delayed scaling needs a past step; the first step uses current scaling. Without scaling all scales stay 1.
-    const bool current = m.setup.fp8_scaling != Fp8Scaling::NONE &&
-                         (m.setup.fp8_scaling == Fp8Scaling::CURRENT || !m.fp8_history);
-    auto in_fp8 = [&](Operand& o, Fp8Tensor tensor, void* fp8, void* transposed) {
-        o.fp8 = fp8;
-        o.transposed = transposed;
-        o.scale = a.fp8_scales(l) + tensor;
-        o.format = tensor < FP8_E4M3S ? DType::E4M3 : DType::E5M2;
-        o.current_scaling = current;
-    };
-    char* const inp_t = all ? a.transposed() : nullptr;
-    char* const dout_t = all ? a.transposed() + a.transposed.layer_bytes / 2 : nullptr;
-    for (Operand* inp : {&x.ln1, &x.att, &x.ln2, &x.gelu})
-        inp->fast_accumulation = m.setup.fp8_accumulation == Fp8Accumulation::FAST;
-    in_fp8(x.ln1, FP8_LN1, a.ln1_8(l), inp_t);
-    in_fp8(x.att, FP8_ATT, a.att_8(l), inp_t);
-    in_fp8(x.ln2, FP8_LN2, a.ln2_8(l), inp_t);
-    in_fp8(x.gelu, FP8_GELU, a.gelu_8(l), inp_t);
-    in_fp8(x.dqkv, FP8_DQKV, a.dqkv_8(), dout_t);
-    in_fp8(x.dattproj, FP8_DATTPROJ, a.dres_8(), dout_t);
-    in_fp8(x.dfc, FP8_DFC, a.dfc_8(), dout_t);
-    in_fp8(x.dfcproj, FP8_DFCPROJ, a.dres_8(), dout_t);
-    const size_t square = static_cast<size_t>(m.config.channels) * m.config.channels / m.setup.tensor;
-    auto weight_in_fp8 = [&](Operand& o, Fp8Tensor tensor, size_t first) {
-        char* const weight = a.weights_8(l) + first;
-        in_fp8(o, tensor, weight, weight + a.weights_8.layer_bytes / 2);
-        o.current_scaling = m.setup.fp8_scaling != Fp8Scaling::NONE;
-    };
-    weight_in_fp8(x.qkvw, FP8_QKVW, 0);
-    weight_in_fp8(x.attprojw, FP8_ATTPROJW, 3 * square);
-    weight_in_fp8(x.fcw, FP8_FCW, 4 * square);
-    weight_in_fp8(x.fcprojw, FP8_FCPROJW, 8 * square);
-    if (all && !current) {   // matmuls read only their FP8 copies
-        x.gelu.x = nullptr;
-        if (!split) x.ln1.x = x.ln2.x = nullptr;
-        // The other kernels of attention's backward write FP8 from x, or sum x for the gradient of the bias.
-        if (m.setup.attention == Attention::FLASH && on_wgmma(m.config.head_size())) x.dqkv.x = nullptr;
-    }
-    x.dfc.only_fp8 = all && !current;   // its x holds the product that GELU' multiplies
-    return x;
+    const auto& w = m.w;
+    const size_t N = p.N(), C = m.config.channels, R = N / m.setup.tensor, Ct = C / m.setup.tensor;
+    const bool last = l + 1 == static_cast<size_t>(m.config.layers);
+    Block b;
+    b.res1 = {a.res1(l), R, C, a.res1.kept};
+    b.ln1 = {a.ln1(l), R, C, a.ln1.kept, {}, a.gathered()};
+    b.qkv = {a.qkv(l) + p.past * 3 * Ct, N, 3 * Ct, a.qkv.kept};
+    b.att = {a.att(l), N, Ct, a.att.kept && a.probs.kept};
+    b.res2 = {a.res2(l), R, C, a.res2.kept, {}, a.summand()};
+    b.ln2 = {a.ln2(l), R, C, a.ln2.kept, {}, a.gathered()};
+    b.fc = {a.fc(l), N, 4 * Ct, a.fc.kept};
+    b.gelu = {a.gelu(l), N, 4 * Ct, a.gelu.kept};
+    b.res3 = {last ? a.resf() : a.res1(l + 1), R, C, true, {}, a.summand()};
+    b.stats1 = {a.ln1_mean(l), a.ln1_rstd(l)};
+    b.stats2 = {a.ln2_mean(l), a.ln2_rstd(l)};
+    b.heads = {p.B, p.T, m.setup.heads(), m.config.head_size(), a.lse(l), a.att_d(), a.partials(), a.counter(),
+               a.scores(l), a.probs(l), a.dprobs(), p.past};
+    b.qkvw = {w.qkvw(l), C, 3 * Ct};
+    b.attprojw = {w.attprojw(l), Ct, C};
+    b.fcw = {w.fcw(l), C, 4 * Ct};
+    b.fcprojw = {w.fcprojw(l), 4 * Ct, C};
+    b.ln1w = w.ln1w(l), b.ln1b = w.ln1b(l), b.qkvb = w.qkvb(l), b.attprojb = w.attprojb(l);
+    b.ln2w = w.ln2w(l), b.ln2b = w.ln2b(l), b.fcb = w.fcb(l), b.fcprojb = w.fcprojb(l);
+    if (p.in_fp8) add_fp8(b, m, l);
+    return b;
 }
-Operands operands(const Model& m, size_t l) { return operands(m, l, whole_batch(m)); }
 
-// ==== fp8 ====================================================================
-// With --matmul fp8 the matmuls of a block read 8-bit operands, which Hopper multiplies twice as fast as 16-bit ones:
-//           q = fp8(x * scale),   out = (q_inp q_w) / (scale_inp * scale_w) + b,   sums in FP32: --fp8-accumulation
-// fp8 does so in forward and for gradients of inputs, fp8-all also for gradients of weights. Activations and weights
-// are E4M3, gradients E5M2. Master weights, weight gradients, attention, LayerNorm and the head stay in their formats.
-// A scale is a power of two that maps the tensor's amax, its largest |x|, close to the format's largest number:
-//
-//     delayed   amax of the last 16 steps -> scale -> the kernel that computes x writes x and q, and records the amax
-//     current   the kernel that computes x writes x and records the amax -> scale -> another kernel reads x, writes q
-// The kernel that computes x records its amax in ~Writer (gpt/fp8.cuh). Three kinds of x have kernels of their own:
-// weights, which use current scaling in both modes, fp8_amax_kernel; the outputs of naive attention and of mma backward
-// fp8_quantise_kernel (delayed) or fp8_amax_kernel (current).
-
-#include "gpt/fp8.cuh"   // Writer's functions, fp8_quantise(), fp8_transpose(), quantise_weights(), fp8_scales()
+Gradients gradients(const Model& m, size_t l) {
+    const Activations& a = m.a;
+    const auto& g = m.g;
+    const size_t N = m.setup.N(), C = m.config.channels, R = m.setup.rows(), Ct = C / m.setup.tensor;
+    Gradients d;
+    auto shared = [&](const Buffer<floatX>& t) {   // this rank's rows of the memory for all rows
+        return Tensor{own_rows(t(), R * C), R, C, true, {}, R < N ? t() : nullptr};
+    };
+    d.res1 = d.res2 = d.res3 = shared(a.dres);
+    d.ln = shared(a.dln);
+    d.qkv = {a.dqkv(), N, 3 * Ct};
+    d.att = {a.datt(), N, Ct};
+    d.fc = {a.dfc(), N, 4 * Ct};
+    d.ln1w = g.ln1w(l), d.ln1b = g.ln1b(l), d.qkvw = g.qkvw(l), d.qkvb = g.qkvb(l);
+    d.attprojw = g.attprojw(l), d.attprojb = g.attprojb(l), d.ln2w = g.ln2w(l), d.ln2b = g.ln2b(l);
+    d.fcw = g.fcw(l), d.fcb = g.fcb(l), d.fcprojw = g.fcprojw(l), d.below = l > 0 ? g.fcprojb(l - 1) : Grad{};
+    d.partials = a.partials();
+    if (has_fp8(m)) add_fp8(d, m, l);
+    return d;
+}
 
 // ==== model: initial weights =================================================
 
@@ -2936,7 +2895,6 @@ void master_changed(Model& m) {
             round_weights(m.weights + update_begin(m, g, weights), m.master + update_begin(m, g, states),
                           y.part(g, states));
     weights_changed(m);
-    fp8_weights_changed(m);
 }
 
 // GPT-2's init: normal with std 0.02; std 0.02 / sqrt(2L) for weights that write to the residual stream, a sum of 2L
@@ -2965,80 +2923,53 @@ void init_parameters(Model& m, uint64_t seed) {
 }
 
 // ==== forward ================================================================
-// A block adds twice to the residual stream: res2 = res1 + attproj(attention(ln1)), and the next block's res1, or resf
-// after the last block, = res2 + fcproj(gelu(fc(ln2))). The matmuls attproj and fcproj compute these sums. On one GPU
-// R = N, Ct = C, and gather_rows(), sum_rows() and await_rows() do nothing (section "many GPUs").
+// A block adds twice to the residual stream: res2 = res1 + attproj(attention(ln1)),  res3 = res2 + fcproj(gelu(fc(ln2))).
+// The matmuls attproj and fcproj compute these sums. res3 is res1 of the next block, or resf after the last.
+//
+// Backward needs the activations. It recomputes those that forward did not keep, by the same lines from the same
+// values, so with the same bits. --recompute selective drops ln1, ln2, their statistics, gelu and naive attention's
+// scores and probs; full drops all but res1. activation_table() sets the numbers of copies. Nothing else in forward or
+// backward depends on --recompute, except that GELU can be a matmul's epilogue, with other rounding, only if it is kept.
 
-// att = attention(qkv), by the kernels of --attention, or by decode attention if there are past tokens.
-void attend(Model& m, size_t l, const Operand& att, const ForwardPass& p) {
-    const Activations& a = m.a;
-    const int B = p.B, T = p.T, NH = m.setup.heads(), HS = m.config.head_size();
-    if (p.past) attention_decode(att.x, a.qkv(l), p.past + 1, NH, HS);
-    else if (m.setup.attention == Attention::FLASH)
-        attention_forward(att, a.lse(l), a.counter(), a.qkv(l), B, T, NH, HS);
-    else {
-        naive_attention_forward(att.x, a.scores(l), a.probs(l), a.qkv(l), B, T, NH, HS);
-        att.quantise(p.N() * NH * HS);
-    }
+void forward_block(Model& m, size_t l, const ForwardPass& pass) {
+    recorder.at(pass.recomputes ? "recompute" : "forward", l);
+    const Block b = block(m, l, pass);
+    auto want = [&](const Tensor& t) { return !pass.recomputes || !t.kept; };
+    if (want(b.ln1))  /* 1 */ layernorm_forward(b.ln1, b.stats1, b.res1, b.ln1w, b.ln1b);
+    if (want(b.qkv))  /* 2 */ linear_forward(b.qkv, b.ln1, b.qkvw, b.qkvb);
+    if (want(b.att))  /* 3 */ attention_forward(b.att, b.qkv, b.heads);
+    if (want(b.res2)) /* 4 */ linear_forward(b.res2, b.att, b.attprojw, b.attprojb, b.res1);
+    if (want(b.ln2))  /* 5 */ layernorm_forward(b.ln2, b.stats2, b.res2, b.ln2w, b.ln2b);
+    if (want(b.fc))   /* 6, 7 */ linear_gelu_forward(b.gelu, b.fc, b.ln2, b.fcw, b.fcb);
+    else if (want(b.gelu)) /* 7 */ gelu_forward(b.gelu, b.fc);
+    if (!pass.recomputes)  /* 8 */ linear_forward(b.res3, b.gelu, b.fcprojw, b.fcprojb, b.res2);
 }
 
-// A layer of which the tensor ranks split the rows of w: out (N/t,OC) = add + b + the sum over them of inp w.
-void matmul_forward_sum(const Model& m, floatX* out, const Operand& inp, const Operand& w, const floatX* b,
-                        const floatX* add, size_t N, size_t C, size_t OC) {
-    if (tensor_ranks.alone()) return matmul_forward(out, inp, w, b, add, N, C, OC);
-    matmul_forward(m.a.summand(), inp, w, nullptr, nullptr, N, C, OC);
-    sum_rows(out, m.a.summand(), N * OC);
-    await_rows();
-    add_residual(out, add, b, N / tensor_ranks.size, OC);
-}
-
-void forward_block(Model& m, size_t l, const ForwardPass& p) {
-    const Activations& a = m.a;
-    const auto& w = m.w;
-    const Operands x = operands(m, l, p);
-    const size_t N = p.N(), C = m.config.channels, R = N / m.setup.tensor, Ct = C / m.setup.tensor;
-    recorder.at("forward", l);
-    floatX* qkv = a.qkv(l) + p.past * 3 * C;
-    floatX* out = l + 1 < static_cast<size_t>(m.config.layers) ? a.res1(l + 1) : a.resf();
-    const Operand ln1 = own_rows(x.ln1, a.ln1(l)), ln2 = own_rows(x.ln2, a.ln2(l));
-    /* 1 */ layernorm_forward(ln1, a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), w.ln1w(l), w.ln1b(l), R, C);
-            gather_rows(x.ln1, ln1, N * C);
-            await_rows(x.ln1, N * C);
-    /* 2 */ matmul_forward(qkv, x.ln1, x.qkvw, w.qkvb(l), nullptr, N, C, 3 * Ct);
-    /* 3 */ attend(m, l, x.att, p);
-    /* 4 */ matmul_forward_sum(m, a.res2(l), x.att, x.attprojw, w.attprojb(l), a.res1(l), N, Ct, C);
-    /* 5 */ layernorm_forward(ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), w.ln2w(l), w.ln2b(l), R, C);
-            gather_rows(x.ln2, ln2, N * C);
-            await_rows(x.ln2, N * C);
-    /* 6 7 */ matmul_forward_gelu(x.gelu, a.fc(l), x.ln2, x.fcw, w.fcb(l), m.setup.recompute, N, C, 4 * Ct);
-    /* 8 */ matmul_forward_sum(m, out, x.gelu, x.fcprojw, w.fcprojb(l), a.res2(l), N, 4 * Ct, C);
-}
+// A tensor outside the layers: R rows of the residual stream's width.
+Tensor outer_tensor(const Model& m, floatX* x, size_t R) { return {x, R, static_cast<size_t>(m.config.channels)}; }
 
 // Computes R rows of lnf, the output of the last LayerNorm, from their tokens inp (R) int32 on the device.
-void forward(Model& m, const int* inp, const ForwardPass& p) {
+void forward(Model& m, const int* inp, const ForwardPass& pass) {
     const Activations& a = m.a;
-    const size_t L = m.config.layers, C = m.config.channels, R = p.N() / m.setup.tensor;
+    const size_t L = m.config.layers, C = m.config.channels, R = pass.N() / m.setup.tensor;
+    auto outer = [&](const Buffer<floatX>& t) { return outer_tensor(m, t(), R); };
     recorder.at("forward", NO_LAYER);
-    const bool fp8 = p.matmul != MatmulIn::FLOATX;
-    if (fp8 && m.setup.fp8_scaling == Fp8Scaling::CURRENT)
-        fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));
-    need_weights(m, 0, 1);
-    embedding_forward(a.res1(0), inp, m.w.wte(), m.w.wpe() + p.past * C, R, tensor_ranks.rank * R, p.T, C);
+    begin_forward(m, pass);
+    embedding_forward(outer(a.res1), inp, m.w.wte(), m.w.wpe() + pass.past * C, first_row(R), pass.T);
     for (size_t l = 0; l < L; l++) {
-        need_weights(m, 1 + l, 2 + l);
-        if (fp8) need_fp8_weights(m, l);
-        forward_block(m, l, p);
+        need_weights(m, l, l + 1, pass);
+        forward_block(m, l, pass);
     }
     recorder.at("forward", NO_LAYER);
-    layernorm_forward(a.lnf(), a.lnf_mean(), a.lnf_rstd(), a.resf(), m.w.lnfw(), m.w.lnfb(), R, C);
+    layernorm_forward(outer(a.lnf), {a.lnf_mean(), a.lnf_rstd()}, outer(a.resf), m.w.lnfw(), m.w.lnfb());
 }
 void forward(Model& m, const int* inp) { forward(m, inp, whole_batch(m)); }
 
 // Returns the head's product: the logits (rows,Vp) of `rows` rows from `first` on.
 Product logits_product(const Model& m, size_t first, size_t rows) {
     const size_t C = m.config.channels, Vp = m.config.padded_vocab();
-    return {m.a.logits(), m.a.lnf() + first * C, m.w.wte(),
-            {rows, Vp, C, Op::AS_IS, Op::TRANSPOSED, FLOATX, Into::ASSIGN, Epilogue::NONE}};
+    const Tensor lnf = {m.a.lnf() + first * C, rows, C}, wte = {m.w.wte(), Vp, C};
+    return product_of(m.a.logits(), lnf, Op::AS_IS, wte, Op::TRANSPOSED);
 }
 
 // Computes logits and losses of this rank's R rows, head_rows rows at a time, and adds to the sum of losses. With
@@ -3047,125 +2978,39 @@ Product logits_product(const Model& m, size_t first, size_t rows) {
 template <Want WANT> void head(Model& m, const int* targets, float mean, size_t R) {
     const Activations& a = m.a;
     const size_t C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
-    constexpr auto AS_IS = Op::AS_IS, TRANSPOSED = Op::TRANSPOSED;
+    const Tensor wte = {m.w.wte(), Vp, C};
     for (size_t first = 0; first < R; first += most) {
         const size_t rows = std::min(most, R - first);
+        const Tensor logits = {a.logits(), rows, Vp}, lnf = {a.lnf() + first * C, rows, C};
         matmul(logits_product(m, first, rows));
-        cross_entropy<WANT>(a.logits(), a.losses() + first, targets + first, mean, a.loss_scale(), rows,
-                            m.config.vocab, Vp);
+        cross_entropy<WANT>(logits, a.losses() + first, targets + first, mean, a.loss_scale(), m.config.vocab);
         if (WANT == Want::LOSS) continue;
-        matmul({own_rows(a.dln(), R * C) + first * C, a.logits(), m.w.wte(),
-                {rows, C, Vp, AS_IS, AS_IS, FLOATX, Into::ASSIGN, Epilogue::NONE}});
-        matmul({m.g.wte().data, a.logits(), a.lnf() + first * C,
-                {Vp, C, rows, TRANSPOSED, AS_IS, m.grads.dtype, Into::ADD, Epilogue::NONE}});
+        matmul(product_of(own_rows(a.dln(), R * C) + first * C, logits, Op::AS_IS, wte, Op::AS_IS));
+        matmul_backward_weight(m.g.wte(), lnf, logits);   // (Vp,C) += logits^T lnf
     }
     add_losses(a.loss(), a.losses(), R);
 }
 
-// ==== recompute ==============================================================
-// Recomputes the activations that forward did not keep, by the same numbered lines from the same values, so with the
-// same bits. selective drops ln1, ln2, their mean and rstd, gelu and naive attention's scores and probs (with fp8-all
-// ln1_8, ln2_8 and gelu_8 instead of ln1, ln2 and gelu); full drops all but res1. activation_table() sets the numbers
-// of copies. Nothing else in forward or backward depends on --recompute, except that GELU can be a matmul's epilogue,
-// with other rounding, only with --recompute none (section "matmul").
-
-void recompute_block(Model& m, size_t l) {
-    if (l + 1 == static_cast<size_t>(m.config.layers)) return;   // the shared copies still hold the last layer
-    recorder.at("recompute", l);
-    const Activations& a = m.a;
-    const auto& w = m.w;
-    const Operands x = operands(m, l);
-    const size_t N = m.setup.N(), C = m.config.channels, R = m.setup.rows(), Ct = C / m.setup.tensor;
-    const Operand ln1 = own_rows(x.ln1, a.ln1(l)), ln2 = own_rows(x.ln2, a.ln2(l));
-    // Backward reads an operand in floatX or, with fp8-all, in FP8.
-    auto dropped = [&](const TensorBase& t, const TensorBase& in_fp8) {
-        return (m.setup.matmul == MatmulIn::FP8_ALL ? in_fp8 : t).dropped();
-    };
-    auto ln_dropped = [&](const TensorBase& t, const TensorBase& in_fp8) {   // gathered from floatX
-        return tensor_ranks.alone() ? dropped(t, in_fp8) : t.dropped();
-    };
-    if (ln_dropped(a.ln1, a.ln1_8))
-        /* 1 */ layernorm_forward(ln1, a.ln1_mean(l), a.ln1_rstd(l), a.res1(l), w.ln1w(l), w.ln1b(l), R, C);
-    if (a.qkv.dropped()) {
-                gather_rows(x.ln1, ln1, N * C);
-                await_rows(x.ln1, N * C);
-        /* 2 */ matmul_forward(a.qkv(l), x.ln1, x.qkvw, w.qkvb(l), nullptr, N, C, 3 * Ct);
-    }
-    if (a.att.dropped() || a.probs.dropped())
-        /* 3 */ attend(m, l, x.att, whole_batch(m));
-    if (a.res2.dropped())
-        /* 4 */ matmul_forward_sum(m, a.res2(l), x.att, x.attprojw, w.attprojb(l), a.res1(l), N, Ct, C);
-    if (ln_dropped(a.ln2, a.ln2_8))
-        /* 5 */ layernorm_forward(ln2, a.ln2_mean(l), a.ln2_rstd(l), a.res2(l), w.ln2w(l), w.ln2b(l), R, C);
-    if (a.fc.dropped()) {
-                gather_rows(x.ln2, ln2, N * C);
-                await_rows(x.ln2, N * C);
-        /* 6 */ matmul_forward(a.fc(l), x.ln2, x.fcw, w.fcb(l), nullptr, N, C, 4 * Ct);
-    }
-    if (dropped(a.gelu, a.gelu_8))
-        /* 7 */ gelu_forward(x.gelu, a.fc(l), N * 4 * Ct);
-}
-
 // ==== backward ===============================================================
-// Forward's numbered lines in reverse. dres is the gradient of the residual stream, and each LayerNorm's backward adds
-// to it. The operands dattproj and dfcproj, gradients of the outputs of attproj and fcproj, are dres. Gradients of
-// parameters accumulate; all others are assigned. Activations do not change. The gradients of the biases attprojb and
-// fcprojb are column sums of dres, which the LayerNorm's backward that writes dres computes. That of qkvb, column sums
-// of dqkv, is computed with dqkv.
-
-// Writes dqkv, and adds its column sums to dbias.
-void attend_backward(Model& m, size_t l, const Operand& dqkv, Grad dbias) {
-    const Activations& a = m.a;
-    const int B = m.setup.B, T = m.setup.T, NH = m.setup.heads(), HS = m.config.head_size();
-    if (m.setup.attention == Attention::FLASH)
-        attention_backward(dqkv, dbias, a.partials(), a.att_d(), a.counter(), a.datt(), a.qkv(l), a.att(l), a.lse(l), B,
-                           T, NH, HS);
-    else {
-        const size_t N = m.setup.N(), columns = size_t{3} * NH * HS;
-        naive_attention_backward(dqkv.x, a.dprobs(), a.datt(), a.qkv(l), a.probs(l), B, T, NH, HS);
-        dqkv.quantise(N * columns);
-        bias_backward(dbias, a.partials(), dqkv.x, N, columns);
-    }
-}
+// Forward's numbered lines in reverse. res1, res2 and res3 are one gradient of the residual stream, to which each
+// LayerNorm's backward adds. Gradients of parameters accumulate; all others are assigned. Activations do not change.
+// The gradients of the biases attprojb and fcprojb are column sums of the residual stream's, which the LayerNorm's
+// backward that writes it computes; that of qkvb is computed with dqkv.
 
 void backward_block(Model& m, size_t l) {
-    const Activations& a = m.a;
-    const auto& w = m.w;
-    const auto& g = m.g;
-    const Operands x = operands(m, l);
-    const size_t N = m.setup.N(), C = m.config.channels, R = m.setup.rows(), Ct = C / m.setup.tensor;
-    // This rank's rows: what the LayerNorms read and write.
-    floatX *const dres = own_rows(a.dres(), R * C), *const dln = own_rows(a.dln(), R * C);
-    const Operand dattproj = own_rows(x.dattproj, dres), dfcproj = own_rows(x.dfcproj, dres);
-    const Operand below = l > 0 ? own_rows(operands(m, l - 1).dfcproj, dres) : Operand(dres);
-    const Operand ln1 = for_weights(x.ln1), ln2 = for_weights(x.ln2);
-    float* partials = a.partials();
+    ForwardPass pass = whole_batch(m);
+    const Block b = block(m, l, pass);
+    pass.recomputes = true;
+    if (l + 1 < static_cast<size_t>(m.config.layers)) forward_block(m, l, pass);   // the last layer's are still there
     recorder.at("backward", l);
-            gather_rows(x.dfcproj, dfcproj, N * C);
-            await_rows(x.dfcproj, N * C);
-            gather_rows(ln2, a.ln2(l), N * C);
-    /* 8 */ matmul_backward_weight(g.fcprojw(l), x.dfcproj, x.gelu, N, 4 * Ct, C);
-    /* 7 */ matmul_backward_input_gelu(x.dfc, g.fcb(l), partials, x.dfcproj, x.fcprojw, a.fc(l), N, 4 * Ct, C);
-    /* 6 */ matmul_backward_input(a.dln(), x.dfc, x.fcw, N, C, 4 * Ct);
-            await_rows(ln2, N * C);
-            sum_rows(dln, a.dln(), N * C);
-            matmul_backward_weight(g.fcw(l), x.dfc, ln2, N, C, 4 * Ct);
-            await_rows();
-    /* 5 */ layernorm_backward(dattproj, g.ln2w(l), g.ln2b(l), g.attprojb(l), partials, dln, a.res2(l), w.ln2w(l),
-                               a.ln2_mean(l), a.ln2_rstd(l), R, C);
-            gather_rows(x.dattproj, dattproj, N * C);
-            await_rows(x.dattproj, N * C);
-            gather_rows(ln1, a.ln1(l), N * C);
-    /* 4 */ matmul_backward_weight(g.attprojw(l), x.dattproj, x.att, N, Ct, C);
-            matmul_backward_input(a.datt(), x.dattproj, x.attprojw, N, Ct, C);
-    /* 3 */ attend_backward(m, l, x.dqkv, g.qkvb(l));
-    /* 2 */ matmul_backward_input(a.dln(), x.dqkv, x.qkvw, N, C, 3 * Ct);
-            await_rows(ln1, N * C);
-            sum_rows(dln, a.dln(), N * C);
-            matmul_backward_weight(g.qkvw(l), x.dqkv, ln1, N, C, 3 * Ct);
-            await_rows();
-    /* 1 */ layernorm_backward(below, g.ln1w(l), g.ln1b(l), l > 0 ? g.fcprojb(l - 1) : Grad{}, partials, dln,
-                               a.res1(l), w.ln1w(l), a.ln1_mean(l), a.ln1_rstd(l), R, C);
+    const Gradients d = gradients(m, l);
+    /* 8, 7 */ linear_gelu_backward(d.fc, d.fcprojw, d.fcb, d.partials, d.res3, b.gelu, b.fcprojw, b.fc);
+    /* 6 */ linear_backward(d.ln, d.fcw, d.fc, b.ln2, b.fcw);
+    /* 5 */ layernorm_backward(d.res2, d.ln2w, d.ln2b, d.attprojb, d.partials, d.ln, b.res2, b.ln2w, b.stats2);
+    /* 4 */ linear_backward(d.att, d.attprojw, d.res2, b.att, b.attprojw);
+    /* 3 */ attention_backward(d.qkv, d.qkvb, d.att, b.qkv, b.att, b.heads);
+    /* 2 */ linear_backward(d.ln, d.qkvw, d.qkv, b.ln1, b.qkvw);
+    /* 1 */ layernorm_backward(d.res1, d.ln1w, d.ln1b, d.below, d.partials, d.ln, b.res1, b.ln1w, b.stats1);
 }
 
 // One micro-batch in device memory. order: see section "embedding".
@@ -3174,23 +3019,21 @@ struct Batch { const int *inputs, *targets, *order; };
 // Computes all gradients from dln, the gradient of lnf that head() has computed.
 void backward(Model& m, const Batch& batch) {
     const Activations& a = m.a;
-    const size_t R = m.setup.rows(), C = m.config.channels, L = m.config.layers;
-    floatX* const dres = own_rows(a.dres(), R * C);
+    const size_t L = m.config.layers;
+    const Gradients d = gradients(m, L - 1);
     recorder.at("backward", NO_LAYER);
-    clear(dres, R * C * sizeof(floatX));
-    layernorm_backward(own_rows(operands(m, L - 1).dfcproj, dres), m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(L - 1),
-                       a.partials(), own_rows(a.dln(), R * C), a.resf(), m.w.lnfw(), a.lnf_mean(), a.lnf_rstd(), R, C);
+    clear(d.res3.x, d.res3.size() * sizeof(floatX));
+    layernorm_backward(d.res3, m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(L - 1), d.partials, d.ln,
+                       outer_tensor(m, a.resf(), d.res3.rows), m.w.lnfw(), {a.lnf_mean(), a.lnf_rstd()});
     for (size_t l = L; l-- > 0;) {
-        need_weights(m, 1 + l, l);
-        need_fp8_weights(m, l);
+        need_weights(m, l, l - 1, whole_batch(m));
         begin_gradients(m, 1 + l);
-        recompute_block(m, l);
         backward_block(m, l);
         send_gradients(m, 1 + l);
     }
     recorder.at("backward", NO_LAYER);
-    embedding_backward(m.g.wte(), m.g.wpe(), a.partials(), dres, batch.inputs, batch.order, R, tensor_ranks.rank * R,
-                       m.setup.T, C);
+    embedding_backward(m.g.wte(), m.g.wpe(), d.partials, d.res1, batch.inputs, batch.order, first_row(d.res1.rows),
+                       m.setup.T);
     send_gradients(m, 0);
 }
 
@@ -3280,7 +3123,6 @@ void update(Model& m, const AdamW& settings) {
     });
     push_amaxes(m);
     weights_changed(m);
-    fp8_weights_changed(m);
 }
 
 template <typename T> T fetch(const T* from) {
@@ -3593,7 +3435,7 @@ private:
         sort_positions(order, inputs, R, V);
         check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // its device memory is free
         const Activations& a = m_.a;
-        auto transfer = [&](const Tensor<int>& to, const int* from, size_t n) {
+        auto transfer = [&](const Buffer<int>& to, const int* from, size_t n) {
             on_stream("copy to device", device.copies, [&] {
                 check(cudaMemcpyAsync(to(now_), from, n * sizeof(int), cudaMemcpyHostToDevice, device.copies),
                       "cudaMemcpyAsync");
@@ -3618,7 +3460,7 @@ private:
 constexpr int SPARE = 2;
 
 // Sends this rank's rows of `values`.
-const int* send_spare(const Tensor<int>& tensor, const std::vector<int>& values) {
+const int* send_spare(const Buffer<int>& tensor, const std::vector<int>& values) {
     const size_t R = values.size() / tensor_ranks.size;
     upload(tensor(SPARE), own_rows(values.data(), R), R * sizeof(int));
     return tensor(SPARE);
@@ -3717,7 +3559,7 @@ std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t 
 template <typename Show>
 void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
     const size_t most = std::min(m.setup.T, m.config.context);
-    const bool cached = !m.a.qkv.dropped() && tensor_ranks.alone();
+    const bool cached = m.a.qkv.copies > 1 && tensor_ranks.alone();
     size_t past = 0;
     for (int i = 0; i < o.sample_tokens; i++) {
         if (tokens.size() > most) {
@@ -3804,7 +3646,7 @@ NoiseScale start_noise(const Start& start) {
 // The memory of tensors that --trace follows, sorted by address.
 std::vector<Place> live_places(Model& m) {
     std::vector<Place> all;
-    auto add = [&](const TensorBase& tensor, size_t bytes, size_t copies, bool activation) {
+    auto add = [&](const BufferBase& tensor, size_t bytes, size_t copies, bool activation) {
         for (size_t l = 0; l < copies; l++) {
             const char* begin = tensor.data + l * tensor.layer_bytes;
             all.push_back({begin, begin + bytes, activation});

@@ -299,17 +299,16 @@ attention_backward_dkv_mma_kernel(floatX* dqkv, float* D, const floatX* dout, co
 
 dim3 mma_grid(int B, int T, int NH) { return dim3(ceil_div(T, MMA_ROWS), NH, B); }
 
-template <int HS> void attention_forward_mma(const Operand& out, float* lse, const floatX* qkv, int B, int T, int NH) {
-    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
-           5 * tile_bytes(MMA_ROWS, HS), out.to<e4m3>(), lse, qkv, T);
+template <int HS> void attention_forward_mma(const Tensor& out, const floatX* qkv, const Heads& h) {
+    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(h.B, h.T, h.NH), MMA_BLOCK,
+           5 * tile_bytes(MMA_ROWS, HS), out.to<e4m3>(), h.lse, qkv, h.T);
 }
 
 template <int HS>
-void attention_backward_mma(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
-                            const float* lse, int B, int T, int NH) {
+void attention_backward_mma(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const Heads& h) {
     constexpr size_t tiles = 6 * tile_bytes(MMA_ROWS, HS), statistics = 2 * MMA_ROWS * sizeof(float);
-    launch("attention_backward_dq", attention_backward_dq_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK, tiles,
-           dqkv, D, dout, qkv, out, lse, T);
-    launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(B, T, NH), MMA_BLOCK,
-           tiles + statistics, dqkv, D, dout, qkv, out, lse, T);
+    launch("attention_backward_dq", attention_backward_dq_mma_kernel<HS>, mma_grid(h.B, h.T, h.NH), MMA_BLOCK, tiles,
+           dqkv, h.D, dout, qkv, out, h.lse, h.T);
+    launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(h.B, h.T, h.NH), MMA_BLOCK,
+           tiles + statistics, dqkv, h.D, dout, qkv, out, h.lse, h.T);
 }

@@ -667,11 +667,11 @@ TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
 // Bytes of the L2 cache (50 MB on an H100) for the tensors that a group of heads reads repeatedly.
 constexpr size_t L2_BUDGET = 24 << 20;
 
-TileScheduler make_scheduler(int* counter, int B, int T, int NH, int HS, int rows) {
-    const size_t head_bytes = static_cast<size_t>(T) * 2 * HS * sizeof(floatX);   // K and V, or Q and dO
-    const unsigned tiles = ceil_div(T, rows), heads = static_cast<unsigned>(B) * NH;
+TileScheduler make_scheduler(const Heads& h, int rows) {
+    const size_t head_bytes = static_cast<size_t>(h.T) * 2 * h.HS * sizeof(floatX);   // K and V, or Q and dO
+    const unsigned tiles = ceil_div(h.T, rows), heads = static_cast<unsigned>(h.B) * h.NH;
     const size_t group = std::min(size_t{heads}, std::max(size_t{1}, L2_BUDGET / head_bytes));
-    return {{heads, tiles, static_cast<unsigned>(group)}, static_cast<unsigned>(NH), counter};
+    return {{heads, tiles, static_cast<unsigned>(group)}, static_cast<unsigned>(h.NH), h.counter};
 }
 
 unsigned scheduler_blocks(const TileScheduler& scheduler) {
@@ -679,11 +679,12 @@ unsigned scheduler_blocks(const TileScheduler& scheduler) {
 }
 
 template <int HS>
-void attention_forward_wgmma(const Operand& out, float* lse, int* counter, const floatX* qkv, int B, int T, int NH) {
+void attention_forward_wgmma(const Tensor& out, const floatX* qkv, const Heads& h) {
     using Shape = ForwardShape<HS>;
-    const TileScheduler scheduler = make_scheduler(counter, B, T, NH, HS, Shape::TILE_Q);
+    const TileScheduler scheduler = make_scheduler(h, Shape::TILE_Q);
     launch("attention_forward", attention_forward_wgmma_kernel<HS>, scheduler_blocks(scheduler), Shape::BLOCK,
-           sizeof(typename Shape::Shared), out.to<e4m3>(), lse, head_tensor_map(qkv, B, T, 3 * NH, HS), scheduler, T);
+           sizeof(typename Shape::Shared), out.to<e4m3>(), h.lse, head_tensor_map(qkv, h.B, h.T, 3 * h.NH, HS), scheduler,
+           h.T);
 }
 
 // Returns the rows of partial column sums: one for each 64 rows of a sequence.
@@ -691,18 +692,17 @@ size_t wgmma_partials(size_t B, size_t T) { return B * ceil_div(T, WGMMA_M); }
 
 // partials (wgmma_partials(B, T), 3C) fp32: see attention_backward
 template <int HS>
-void attention_backward_wgmma(const Operand& dqkv, Grad dbias, float* partials, float* D, int* counter,
-                              const floatX* dout, const floatX* qkv, const floatX* out, const float* lse, int B, int T,
-                              int NH) {
-    if (!dbias.data) partials = nullptr;
+void attention_backward_wgmma(const Tensor& dqkv, Grad dbias, const floatX* dout, const floatX* qkv, const floatX* out,
+                              const Heads& h) {
+    float* const partials = dbias.data ? h.partials : nullptr;
     using Dq = DqShape<HS>;
     using Dkv = DkvShape<HS>;
-    const TensorMap qkv_map = head_tensor_map(qkv, B, T, 3 * NH, HS), dout_map = head_tensor_map(dout, B, T, NH, HS);
-    const TileScheduler dq = make_scheduler(counter, B, T, NH, HS, Dq::TILE_Q),
-                 dkv = make_scheduler(counter, B, T, NH, HS, Dkv::TILE_K);
+    const TensorMap qkv_map = head_tensor_map(qkv, h.B, h.T, 3 * h.NH, HS),
+                    dout_map = head_tensor_map(dout, h.B, h.T, h.NH, HS);
+    const TileScheduler dq = make_scheduler(h, Dq::TILE_Q), dkv = make_scheduler(h, Dkv::TILE_K);
     launch("attention_backward_dq", attention_backward_dq_wgmma_kernel<HS>, scheduler_blocks(dq), Dq::BLOCK,
-           sizeof(typename Dq::Shared), dqkv.to<e5m2>(), partials, D, qkv_map, dout_map, out, lse, dq, T);
+           sizeof(typename Dq::Shared), dqkv.to<e5m2>(), partials, h.D, qkv_map, dout_map, out, h.lse, dq, h.T);
     launch("attention_backward_dkv", attention_backward_dkv_wgmma_kernel<HS>, scheduler_blocks(dkv), Dkv::BLOCK,
-           sizeof(typename Dkv::Shared), dqkv.to<e5m2>(), partials, qkv_map, dout_map, lse, D, dkv, T);
-    if (partials) add_partials({dbias}, partials, wgmma_partials(B, T), static_cast<size_t>(3) * NH * HS);
+           sizeof(typename Dkv::Shared), dqkv.to<e5m2>(), partials, qkv_map, dout_map, h.lse, h.D, dkv, h.T);
+    if (partials) add_partials({dbias}, partials, wgmma_partials(h.B, h.T), dqkv.columns);
 }

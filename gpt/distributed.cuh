@@ -1,123 +1,9 @@
-// Data parallelism, ZeRO and tensor parallelism: the communication of a training step and its order. Included by
-// train_gpt.cu, whose section "many GPUs" describes them. With one GPU the functions called by train_gpt.cu do nothing.
+// Data parallelism and ZeRO: the communication of a training step and its order. Included by train_gpt.cu, whose section
+// "many GPUs" describes them. With one GPU the functions called by train_gpt.cu do nothing.
 #pragma once
 
 #include <memory>
 #include <vector>
-
-// ---- collectives
-
-// Makes work launched later on device.stream wait for this communication event.
-void await_sent(cudaEvent_t event) { check(cudaStreamWaitEvent(device.stream, event, 0), "cudaStreamWaitEvent"); }
-
-// Runs call() on the group's stream after all work launched so far, and records the event `sent` after it. Later work
-// on device.stream overlaps it until await_sent(), unless --overlap is off. bytes: the collective's total, of which a
-// rank of R sends (R - 1) / R.
-template <typename F, typename... Memory>
-void send(const Group& group, const char* name, cudaEvent_t sent, double bytes, F call, const Memory&... memory) {
-    check(cudaEventRecord(world.computed, device.stream), "cudaEventRecord");
-    check(cudaStreamWaitEvent(group.stream, world.computed, 0), "cudaStreamWaitEvent");
-    on_stream(name, group.stream, [&] { check(call(), name); }, memory...);
-    check(cudaEventRecord(sent, group.stream), "cudaEventRecord");
-    world.bytes_sent += bytes * (group.size - 1) / group.size;
-    if (world.overlap == Overlap::OFF) await_sent(sent);
-}
-
-// x (n) = sum (or maximum) of all ranks' x
-void all_reduce(const Group& g, cudaEvent_t sent, void* x, size_t n, DType dtype, ncclRedOp_t operation = ncclSum) {
-    auto call = [&] { return ncclAllReduce(x, x, n, nccl_type(dtype), operation, g.comm, g.stream); };
-    send(g, "all-reduce", sent, 2.0 * n * size_of(dtype), call, updated(x));
-}
-
-// out (n) = this rank's shard of the sum of all ranks' inp (ranks, n)
-void reduce_scatter(const Group& g, cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
-    auto call = [&] { return ncclReduceScatter(inp, out, n, nccl_type(dtype), ncclSum, g.comm, g.stream); };
-    send(g, "reduce-scatter", sent, 1.0 * n * g.size * size_of(dtype), call, out, inp);
-}
-
-// x (n) of the rank `root` = sum of all ranks' x
-void reduce_to(const Group& g, cudaEvent_t sent, void* x, size_t n, DType dtype, size_t root) {
-    auto call = [&] {
-        return ncclReduce(x, x, n, nccl_type(dtype), ncclSum, static_cast<int>(root), g.comm, g.stream);
-    };
-    send(g, "reduce", sent, 1.0 * n * size_of(dtype), call, updated(x));
-}
-
-// out (ranks, n) = all ranks' inp (n)
-void all_gather(const Group& g, cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype) {
-    auto call = [&] { return ncclAllGather(inp, out, n, nccl_type(dtype), g.comm, g.stream); };
-    send(g, "all-gather", sent, 1.0 * n * g.size * size_of(dtype), call, out, inp);
-}
-
-// out (n) = inp (n) of the rank `root`
-void broadcast(const Group& g, cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype, size_t root) {
-    auto call = [&] { return ncclBroadcast(inp, out, n, nccl_type(dtype), static_cast<int>(root), g.comm, g.stream); };
-    send(g, "broadcast", sent, 1.0 * n * size_of(dtype), call, out, inp);
-}
-
-// x (n) fp32 = sum (or maximum) of all ranks' x
-void over_gpus(float* x, size_t n, ncclRedOp_t operation = ncclSum) {
-    if (world.alone()) return;
-    all_reduce(world, world.sent, x, n, DType::FP32, operation);
-    await_sent(world.sent);
-}
-
-// ---- tensor parallelism
-// n: the elements of all rows. Work launched after gather_rows() or sum_rows() overlaps it until await_rows().
-
-// Returns this rank's n elements of a tensor of all rows.
-template <typename T> T* own_rows(T* whole, size_t n) { return whole + tensor_ranks.rank * n; }
-
-// Returns what a LayerNorm writes: `own`, this rank's rows, from which gather_rows() gathers x; on one GPU x itself.
-Operand own_rows(const Operand& x, floatX* own) { return tensor_ranks.alone() ? x : Operand(own); }
-
-// Returns x as the gradient of a weight reads it: without FP8, unless both operands have transposed copies.
-Operand for_weights(const Operand& x) { return x.transposed ? x : Operand(x.x); }
-
-// x = own rows of all ranks
-void gather_rows(const Operand& x, const Operand& own, size_t n) {
-    if (tensor_ranks.alone()) return;
-    all_gather(tensor_ranks, tensor_ranks.sent, x.x, own.x, n / tensor_ranks.size, FLOATX);
-}
-
-// own = this rank's rows of the sum of all ranks' x
-void sum_rows(floatX* own, const floatX* x, size_t n) {
-    if (tensor_ranks.alone()) return;
-    reduce_scatter(tensor_ranks, tensor_ranks.sent, own, x, n / tensor_ranks.size, FLOATX);
-}
-
-void await_rows() {
-    if (!tensor_ranks.alone()) await_sent(tensor_ranks.sent);
-}
-// Also writes FP8 copies of the gathered rows. So each rank's amax is that of all rows.
-void await_rows(const Operand& x, size_t n) {
-    if (tensor_ranks.alone()) return;
-    await_rows();
-    x.quantise(n);
-}
-
-// out (N,C) += add (N,C) + b (C), after sum_rows(). cost: bandwidth, reads 2 and writes 1 of N*C
-__global__ void add_residual_kernel(floatX* out, const floatX* add, const floatX* b, size_t n, int C) {
-    const Span span = my_span(n);
-    for (size_t i = span.begin; i < span.end; i += span.stride) {
-        float x[PACK], y[PACK], z[PACK];
-        load(x, out + i);
-        load(y, add + i);
-        load(z, b + i % C);
-        for (int k = 0; k < PACK; k++) x[k] += y[k] + z[k];
-        store(out + i, x);
-    }
-}
-void add_residual(floatX* out, const floatX* add, const floatX* b, size_t N, int C) {
-    launch("add_residual", add_residual_kernel, span_blocks(N * C), BLOCK, 0, updated(out), add, b, N * C, C);
-}
-
-// Sends logits (n) from the tensor rank that has computed them to the others.
-void broadcast_logits(floatX* logits, size_t n, size_t from) {
-    if (tensor_ranks.alone()) return;
-    broadcast(tensor_ranks, tensor_ranks.sent, logits, logits, n, FLOATX, from);
-    await_rows();
-}
 
 // ---- schedule
 
@@ -236,14 +122,26 @@ private:
 
 // ---- in a step
 
-void need_weights(Model& m, size_t g, size_t next) {
-    if (world.alone()) return;
-    m.communication->need_weights(g, next);
+void connect(Model& m) {
+    if (!world.alone()) m.communication = std::make_shared<Communication>(m);
 }
 
-// Called after the update.
+// Called before the first layer of a forward pass.
+void begin_forward(Model& m, const ForwardPass& pass) {
+    if (pass.in_fp8) begin_fp8_forward(m);
+    if (!world.alone()) m.communication->need_weights(0, 1);
+}
+
+// Called before the weights of layer l are used, with the layer that is needed next (before the first: group 0).
+void need_weights(Model& m, size_t l, size_t next, const ForwardPass& pass) {
+    if (!world.alone()) m.communication->need_weights(1 + l, 1 + next);
+    if (pass.in_fp8) need_fp8_weights(m, l);
+}
+
+// Called after the weights have changed.
 void weights_changed(Model& m) {
     if (!world.alone()) m.communication->weights_changed();
+    fp8_weights_changed(m);
 }
 
 void begin_gradients(Model& m, size_t g) {

@@ -90,6 +90,7 @@ __device__ __forceinline__ void store_rows(const Out<F8>& x, size_t stride, int 
         const void* from = tile_chunk(tile, tile_rows, tile_row + row, chunk);
         writer.put((row0 + row) * stride + chunk * PACK, *static_cast<const RawPack<floatX, PACK>*>(from));
     }
+    writer.finish();
 }
 
 // Returns the sums of columns 2 lane and 2 lane + 1 over the 16 rows of 64 columns of a fragment. The 8 lanes with the

@@ -187,7 +187,8 @@ void loss_and_gradient(Study& study, const Size& s) {
         launch("one kernel", one_kernel, N, CROSS_ENTROPY_BLOCK, 0, logits, losses, targets, scale, s);
     });
     c.step("train_gpt.cu: one maximum per pack, cp.async", [&] {
-        cross_entropy<Want::LOSS_AND_GRADIENT>(logits, losses, targets, scale, loss_scale_in(loss_scale), N, s.V, s.Vp);
+        cross_entropy<Want::LOSS_AND_GRADIENT>(view(logits, N, s.Vp), losses, targets, scale, loss_scale_in(loss_scale),
+                                               s.V);
     });
 }
 

@@ -96,7 +96,7 @@ void study_forward(Study& study, const Size& s) {
     c.step("one thread per row", [&] { launch_threads(thread_per_row_kernel, N, out, inp, wte, wpe, s); });
     c.step("one thread per element", [&] { launch_threads(forward_kernel<1>, N * C, out, inp, wte, wpe, s); });
     c.step("128 bits per thread", [&] { launch_threads(forward_kernel<PACK>, N * C / PACK, out, inp, wte, wpe, s); });
-    c.step("train_gpt.cu: one warp per row", [&] { embedding_forward(out, inp, wte, wpe, N, 0, s.T, s.C); });
+    c.step("train_gpt.cu: one warp per row", [&] { embedding_forward(view(out, N, s.C), inp, wte, wpe, 0, s.T); });
 }
 
 // ==== backward ===============================================================
@@ -179,7 +179,7 @@ void study_backward(Study& study, const Size& s) {
         launch_threads(wpe_kernel, s.T * C, dwpe, dout, s);
     });
     c.step("train_gpt.cu: chunks of positions, dwpe in packs", [&] {
-        embedding_backward(grad(dwte), grad(dwpe), partials, dout, inp, order, N, 0, s.T, s.C);
+        embedding_backward(grad(dwte), grad(dwpe), partials, view(dout, N, s.C), inp, order, 0, s.T);
     });
 }
 

@@ -78,7 +78,7 @@ void study_forward(Study& study, size_t n) {
     c.step(STEPS[0], [&] { launch_threads(forward_kernel<by_tanh, 1>, n, out, inp, n); });
     c.step(STEPS[1], [&] { launch_threads(forward_kernel<by_exp, 1>, n, out, inp, n); });
     c.step(STEPS[2], [&] { launch_threads(forward_kernel<by_exp, PACK>, n / PACK, out, inp, n); });
-    c.step(STEPS[3], [&] { gelu_forward(out, inp, n); });
+    c.step(STEPS[3], [&] { gelu_forward(view(out, 1, n), view(inp, 1, n)); });
 }
 
 void study_backward(Study& study, size_t n) {
@@ -89,7 +89,7 @@ void study_backward(Study& study, size_t n) {
     c.step(STEPS[0], [&] { launch_threads(backward_kernel<by_tanh, 1>, n, dinp, dinp, inp, n); });
     c.step(STEPS[1], [&] { launch_threads(backward_kernel<by_exp, 1>, n, dinp, dinp, inp, n); });
     c.step(STEPS[2], [&] { launch_threads(backward_kernel<by_exp, PACK>, n / PACK, dinp, dinp, inp, n); });
-    c.step(STEPS[3], [&] { gelu_backward(dinp, dinp, inp, n); });
+    c.step(STEPS[3], [&] { gelu_backward(view(dinp, 1, n), dinp, view(inp, 1, n)); });
 }
 
 void run_study(Study& study) {

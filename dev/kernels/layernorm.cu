@@ -95,7 +95,9 @@ void study_forward(Study& study, const Size& s) {
     c.step("128 bits per load", [&] {
         launch_threads(warp_per_row_kernel<PACK>, N * WARP_SIZE, out, mean, rstd, inp, w, b, s);
     });
-    c.step("train_gpt.cu: row in shared memory", [&] { layernorm_forward(out, mean, rstd, inp, w, b, N, C); });
+    c.step("train_gpt.cu: row in shared memory", [&] {
+        layernorm_forward(view(out, N, C), {mean, rstd}, view(inp, N, C), w, b);
+    });
 }
 
 // ==== backward ===============================================================
@@ -232,7 +234,8 @@ void study_backward(Study& study, const Size& s) {
         add_partials({grad(dw), grad(db)}, partials, blocks, C);
     });
     c.step("train_gpt.cu: one block per row", [&] {
-        layernorm_backward(dinp, grad(dw), grad(db), Grad{}, partials, dout, inp, w, mean, rstd, N, C);
+        layernorm_backward(view(dinp, N, C), grad(dw), grad(db), Grad{}, partials, view(dout, N, C), view(inp, N, C), w,
+                           {mean, rstd});
     });
 }
 

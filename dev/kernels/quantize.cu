@@ -157,14 +157,11 @@ void set_the_scale(double value) {
 }
 void reset_amax() { fp8_scales<Fp8Step::RESET_AMAX>(the_scale(), 1); }
 
-// Returns the operand x whose E4M3 copy is `out`.
-Operand in_fp8(const floatX* x, e4m3* out, bool current_scaling) {
-    Operand operand = x;
-    operand.fp8 = out;
-    operand.scale = the_scale();
-    operand.format = DType::E4M3;
-    operand.current_scaling = current_scaling;
-    return operand;
+// Returns the tensor x (n) whose E4M3 copy is `out`.
+Tensor in_fp8(const floatX* x, e4m3* out, size_t n, bool current_scaling) {
+    Tensor tensor = view(x, 1, n);
+    tensor.fp8 = {out, nullptr, the_scale(), DType::E4M3, current_scaling};
+    return tensor;
 }
 
 void per_tensor(Study& study, const Size& s) {
@@ -183,9 +180,9 @@ void per_tensor(Study& study, const Size& s) {
     c.step("train_gpt.cu, current: read twice, in spans", [&] {
         reset_amax();
         fp8_amax(the_scale(), x, n);
-        in_fp8(x, out, true).finish(n);
+        in_fp8(x, out, n, true).finish();
     });
-    c.step("train_gpt.cu, delayed: the scale is known", [&] { in_fp8(x, out, false).quantise(n); });
+    c.step("train_gpt.cu, delayed: the scale is known", [&] { in_fp8(x, out, n, false).quantise(); });
 }
 
 void per_tile(Study& study, const Size& s) {
@@ -214,7 +211,7 @@ void both_directions_per_tensor(Study& study, const Size& s) {
     c.step("train_gpt.cu: read twice, then transposed", [&] {
         reset_amax();
         fp8_amax(the_scale(), x, n);
-        in_fp8(x, out, true).finish(n);
+        in_fp8(x, out, n, true).finish();
         fp8_transpose(t_out, out, s.N, s.C);
     });
 }
@@ -254,22 +251,18 @@ void gelu_backward_in_fp8(Study& study, const Size& s) {
     }
     t_out.expected = transposed_values(out.expected, s.N, s.C);
     set_the_scale(scale);
-    auto operand = [&](bool only_fp8) {
-        Operand o = static_cast<floatX*>(x);
-        o.fp8 = static_cast<e5m2*>(out);
-        o.transposed = static_cast<e5m2*>(t_out);
-        o.scale = the_scale();
-        o.format = DType::E5M2;
-        o.only_fp8 = only_fp8;
-        return o;
+    auto tensor = [&](bool only_fp8) {
+        Tensor t = view(x, s.N, s.C);
+        t.fp8 = {static_cast<e5m2*>(out), static_cast<e5m2*>(t_out), the_scale(), DType::E5M2, false, only_fp8};
+        return t;
     };
     c.step("three kernels", [&] {
-        gelu_backward(operand(false), dout, inp, n);
-        bias_backward(grad(), partials, x, s.N, s.C);
+        gelu_backward(tensor(false), dout, view(inp, s.N, s.C));
+        bias_backward(grad(), partials, view(x, s.N, s.C));
         fp8_transpose(t_out, out, s.N, s.C);
     });
     c.step("train_gpt.cu: one kernel", [&] {
-        fp8_gelu_backward(operand(true), grad(), partials, dout, inp, s.N, s.C);
+        fp8_gelu_backward(tensor(true), grad(), partials, dout, inp);
         if (fp8_in_any_layout()) fp8_transpose(t_out, out, s.N, s.C);
     });
 }

@@ -9,7 +9,7 @@
 //         const auto inp = c.input<floatX>(n), out = c.output<floatX>("out", n);
 //         for (size_t i = 0; i < n; i++) out.expected[i] = gelu(inp.host[i]);                 // reference loop
 //         c.step("one thread per element", [&] { launch_threads(forward_kernel, n, out, inp, n); });
-//         c.step("train_gpt.cu", [&] { gelu_forward(out, inp, n); });                         // the trainer's kernel
+//         c.step("train_gpt.cu", [&] { gelu_forward(view(out, 1, n), view(inp, 1, n)); });   // the trainer's kernel
 //     }
 //     void run_study(Study& study) { study.at_sizes<size_t>({16, 4112}, 1 << 26, 1 << 16, study_forward); }
 //

@@ -7,6 +7,9 @@
 #include <mutex>
 #include <thread>
 
+// Returns a tensor of x in device memory.
+inline Tensor view(const floatX* x, size_t rows, size_t columns) { return {const_cast<floatX*>(x), rows, columns}; }
+
 // Calls f(begin, end) for pieces of 0, ..., n - 1 of at most `piece` indices, on all cores.
 template <typename F> void in_parallel(size_t n, size_t piece, F f) {
     std::atomic<size_t> next{0};

@@ -66,14 +66,14 @@ template <typename F8> Outputs fp8_loop(const Values& x, double scale, double am
 
 // ==== kernels that write FP8 =================================================
 
-// Tests a kernel that writes FP8: launch(operand) writes operand.x, initially `before`, and its FP8 copy. x must
+// Tests a kernel that writes FP8: launch(tensor) writes tensor.x, initially `before`, and its FP8 copy. x must
 // equal the kernel's x without FP8 up to rounding, because a compiler may order the operations of the two differently;
 // the copy and the scale must equal fp8_loop's exactly. Delayed scaling is tested with three scales: x fits, large
 // values saturate, most values underflow. Then current scaling is tested.
 template <typename F8, typename Launch> void try_writer(Trial& trial, const Values& before, Launch launch) {
     const Values x = trial.run([&] {
         const DeviceArray<floatX> alone(before);
-        launch(alone);
+        launch(view(alone, 1, before.size()));
         return outputs(alone);
     })[0];
     Numbers near = numbers(x);
@@ -83,12 +83,9 @@ template <typename F8, typename Launch> void try_writer(Trial& trial, const Valu
             const DeviceArray<floatX> d_x(before);
             const DeviceArray<F8> fp8(before.size());
             const DeviceArray<Fp8Scale> scale(std::vector<Fp8Scale>{initial});
-            Operand operand = d_x;
-            operand.fp8 = fp8;
-            operand.scale = scale;
-            operand.format = IS_E4M3<F8> ? DType::E4M3 : DType::E5M2;
-            operand.current_scaling = current;
-            launch(operand);
+            Tensor tensor = view(d_x, 1, before.size());
+            tensor.fp8 = {fp8, nullptr, scale, IS_E4M3<F8> ? DType::E4M3 : DType::E5M2, current};
+            launch(tensor);
             return Outputs{d_x.values(), fp8.values(), values_of(fetch<Fp8Scale>(scale))};
         });
         const Outputs expected = fp8_loop<F8>(got[0], scale, amax);
@@ -112,11 +109,12 @@ TEST("kernels: fp8: layernorm and gelu") {
             const DeviceArray<floatX> inp(layernorm_inputs(N, C)), w(random_values<floatX>(C)),
                 dout(random_values<floatX>(N * C));
             const DeviceArray<float> mean(N), rstd(N), dw(random_values<float>(C)), partials(3 * partial_blocks(N) * C);
-            try_writer<e4m3>(forward, Values(N * C, NAN), [&, N = N, C = C](const Operand& out) {
-                layernorm_forward(out, mean, rstd, inp, w, w, N, C);
+            try_writer<e4m3>(forward, Values(N * C, NAN), [&, N = N, C = C](const Tensor& out) {
+                layernorm_forward(out, {mean, rstd}, view(inp, N, C), w, w);
             });
-            try_writer<e5m2>(backward, random_values<floatX>(N * C), [&, N = N, C = C](const Operand& dinp) {
-                layernorm_backward(dinp, grad(dw), grad(dw), Grad{}, partials, dout, inp, w, mean, rstd, N, C);
+            try_writer<e5m2>(backward, random_values<floatX>(N * C), [&, N = N, C = C](const Tensor& dinp) {
+                layernorm_backward(dinp, grad(dw), grad(dw), Grad{}, partials, view(dout, N, C), view(inp, N, C), w,
+                                   {mean, rstd});
             });
         }
     }
@@ -124,10 +122,10 @@ TEST("kernels: fp8: layernorm and gelu") {
     for (size_t n : {size_t{16}, SPAN - 16, SPAN + 16}) {
         for (Trial* trial : {&forward, &backward, &quantise}) trial->at(format("n %zu", n));
         const DeviceArray<floatX> inp(gelu_inputs(n)), dout(random_values<floatX>(n));
-        try_writer<e4m3>(forward, Values(n, NAN), [&](const Operand& out) { gelu_forward(out, inp, n); });
-        try_writer<e5m2>(backward, Values(n, NAN), [&](const Operand& dinp) { gelu_backward(dinp, dout, inp, n); });
-        try_writer<e4m3>(quantise, random_values<floatX>(n, -3, 1), [&](const Operand& x) {   // amax of a negative x
-            if (x.fp8) x.quantise(n);
+        try_writer<e4m3>(forward, Values(n, NAN), [&](const Tensor& out) { gelu_forward(out, view(inp, 1, n)); });
+        try_writer<e5m2>(backward, Values(n, NAN), [&](const Tensor& dinp) { gelu_backward(dinp, dout, view(inp, 1, n)); });
+        try_writer<e4m3>(quantise, random_values<floatX>(n, -3, 1), [&](const Tensor& x) {   // amax of a negative x
+            x.quantise();
         });
     }
 }
@@ -152,13 +150,9 @@ void try_fp8_gelu_backward(Trial& trial, size_t N, size_t OC, bool only_fp8) {
         const DeviceArray<e5m2> fp8(N * OC), transposed(N * OC);
         const DeviceArray<Fp8Scale> scale(std::vector<Fp8Scale>{counting_scale(2 * fits)});   // some values saturate
         const DeviceArray<float> d_db(db), partials(partial_blocks(N) * OC);
-        Operand operand = dinp;
-        operand.fp8 = fp8;
-        operand.transposed = transposed;
-        operand.scale = scale;
-        operand.format = DType::E5M2;
-        operand.only_fp8 = only_fp8;
-        fp8_gelu_backward(operand, grad(d_db), partials, dinp, inp, N, OC);
+        Tensor tensor = view(dinp, N, OC);
+        tensor.fp8 = {fp8, transposed, scale, DType::E5M2, false, only_fp8};
+        fp8_gelu_backward(tensor, grad(d_db), partials, dinp, inp);
         const bool transposes = only_fp8 && !fp8_in_any_layout();
         return Outputs{dinp.values(), fp8.values(), transposes ? transposed.values() : Values(),
                        values_of(fetch<Fp8Scale>(scale)), d_db.values()};
@@ -191,12 +185,14 @@ void test_fp8_attention(TensorCores kind, const AttentionSize& s) {
     const DeviceArray<floatX> qkv(attention_inputs(s)), dout(random_values<floatX>(n)), out(n);
     const DeviceArray<float> lse(s.N() * s.NH), D(s.N() * s.NH);
     const DeviceArray<int> counter(Values{0});
-    try_writer<e4m3>(forward, Values(n, NAN), [&](const Operand& o) {
-        attention_forward(o, lse, counter, qkv, s.B, s.T, s.NH, s.HS);
+    const Heads h = {s.B, s.T, s.NH, s.HS, lse, D, nullptr, counter};
+    const Tensor inp = view(qkv, s.N(), 3 * s.C());
+    try_writer<e4m3>(forward, Values(n, NAN), [&](const Tensor& o) {
+        attention_forward(o, inp, h);
     });
-    attention_forward(out, lse, counter, qkv, s.B, s.T, s.NH, s.HS);
-    try_writer<e5m2>(backward, Values(3 * n, NAN), [&](const Operand& o) {
-        attention_backward(o, Grad{}, nullptr, D, counter, dout, qkv, out, lse, s.B, s.T, s.NH, s.HS);
+    attention_forward(view(out, s.N(), s.C()), inp, h);
+    try_writer<e5m2>(backward, Values(3 * n, NAN), [&](const Tensor& o) {
+        attention_backward(o, Grad{}, view(dout, s.N(), s.C()), inp, view(out, s.N(), s.C()), h);
     });
 }
 
@@ -264,12 +260,12 @@ TEST("kernels: fp8: transpose") {
 
 // ==== matmuls ================================================================
 
-// A random FP8 matrix, its transpose, and the values that they represent. operand.x is null: matmuls must not read it.
+// A random FP8 matrix, its transpose, and the values that they represent. tensor.x is null: matmuls must not read it.
 template <typename F8> struct Fp8Matrix {
     Values values;
     DeviceArray<F8> fp8, fp8_transposed;
     DeviceArray<Fp8Scale> scale;
-    Operand operand = static_cast<floatX*>(nullptr);
+    Tensor tensor;
 
     Fp8Matrix(size_t rows, size_t columns, double factor)
         : Fp8Matrix(random_numbers(rows * columns), rows, columns, factor) {}
@@ -303,17 +299,15 @@ private:
         : values(q), fp8(q), fp8_transposed(transposed_values(q, rows, columns)),
           scale(std::vector{counting_scale(factor)}) {
         for (double& x : values) x /= factor;
-        operand.fp8 = fp8;
-        operand.transposed = fp8_transposed;
-        operand.scale = scale;
-        operand.format = IS_E4M3<F8> ? DType::E4M3 : DType::E5M2;
+        tensor = {nullptr, rows, columns};
+        tensor.fp8 = {fp8, fp8_transposed, scale, IS_E4M3<F8> ? DType::E4M3 : DType::E5M2};
     }
 };
 
 void test_fp8_matmuls(const std::string& suffix) {
     const std::vector<MatmulSize> sizes = {{16, 16, 48}, {48, 48, 16}, {32, 80, 272}, {16, 272, 80}};
-    try_matmul_forward<Fp8Matrix<e4m3>, Fp8Matrix<e4m3>>("matmul_forward" + suffix, sizes);
-    try_matmul_backward_input<Fp8Matrix<e5m2>, Fp8Matrix<e4m3>>("matmul_backward_input" + suffix, sizes);
+    try_linear_forward<Fp8Matrix<e4m3>, Fp8Matrix<e4m3>>("linear_forward" + suffix, sizes);
+    try_linear_backward<Fp8Matrix<e5m2>, Fp8Matrix<e4m3>>("linear_backward" + suffix, sizes);
     try_matmul_backward_weight<Fp8Matrix<e4m3>, Fp8Matrix<e5m2>>("matmul_backward_weight" + suffix, sizes);
 }
 
