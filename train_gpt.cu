@@ -1371,42 +1371,7 @@ void attention_backward(const Tensor& dqkv, Grad dbias, const Tensor& dout, cons
     if (dbias.data && !by_wgmma) bias_backward(dbias, h.partials, dqkv);
 }
 
-// ==== loss scaling ===========================================================
-// FP16's smallest number is 2^-24 = 6e-8; values below half of it underflow to 0. Gradients of activations are often
-// smaller, because the loss is a mean over the tokens of a step. Therefore cross-entropy multiplies the gradient of the
-// loss by a scale. Backward is linear, so all gradients have that factor; the norm and the update divide by it in FP32.
-// The scale is a power of two, which adds no rounding error. BF16 and FP32 reach down to 1e-38 and use a scale of 1.
-// dynamic   The scale is as large as possible. If a gradient overflows, the norm is not finite: the step is skipped and
-//           the scale halved. After `interval` good steps in a row the scale is doubled. A skipped step changes neither
-//           weights nor moments nor AdamW's t; data and learning rate advance. All GPUs compute the same norm, so they
-//           have the same scale. The decision is made on the device, so the host does not synchronise
-// source    Micikevicius et al. 2018, "Mixed Precision Training", section 3.2; constants of PyTorch's GradScaler
-
-struct LossScale {   // in device memory; floats only
-    float scale = NO_SCALE;   // the factor of all gradients that backward computes
-    float unscale = 0;        // the factor by which the update multiplies them: 1 / scale, or 0, which skips the step
-    float good_steps = 0;     // in a row since the scale last changed
-    float skipped = 0;        // number of skipped steps of the run
-    float interval = 0;       // 0: the scale is fixed, and no step is skipped
-};
-
-constexpr float FIRST_LOSS_SCALE = 1 << 16, GROWTH_INTERVAL = 2000;
-
-// Updates the scale after backward, given the norm of its gradients. Returns the norm without the scale.
-__device__ float update_loss_scale(LossScale* s, float scaled_norm) {
-    const bool skips = s->interval > 0 && !(scaled_norm < INFINITY);   // NaN also skips the step
-    const float norm = scaled_norm / s->scale;
-    s->unscale = skips ? 0 : 1 / s->scale;
-    if (skips) {
-        s->scale = fmaxf(s->scale / 2, 1.0f);
-        s->good_steps = 0;
-        s->skipped++;
-    } else if (s->interval > 0 && ++s->good_steps >= s->interval) {
-        s->scale = fminf(s->scale * 2, MAX_LOSS_SCALE);
-        s->good_steps = 0;
-    }
-    return norm;
-}
+#include "gpt/loss_scale.cuh"   // LossScale, the factor of all gradients: 1 unless --loss-scaling is given
 
 // ==== cross-entropy ==========================================================
 // forward   loss = log(sum over v of exp(logits[v])) - logits[target]                   per row
@@ -1510,13 +1475,37 @@ void add_losses(double* total, const float* losses, size_t n) {
 }
 
 // ==== gradient norm ==========================================================
-// forward   norm = sqrt(sum of grad^2) / loss scale, over all gradients
-// shapes    grads fp32 or 16 bits: common (n_common) of group 0, and (n) for each layer, `stride` elements from
-//           layer to layer | partials (norm_blocks) fp32 | norm (1) fp32
+// forward   norm = sqrt(sum of grad^2) / loss scale, over all gradients; then Step::factor
+// shapes    grads fp32 or 16 bits, see GradientRuns | partials (blocks) fp32
 // mapping   blocks stride over spans of SPAN elements, and each writes a partial sum; one block adds those
-// cost      bandwidth: n once
-// source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"
+// cost      bandwidth: reads each gradient once
+// source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"; clipping as in PyTorch's
+//           clip_grad_norm_
 // variants  dev/kernels/norm.cu
+
+// What a step of the optimizer needs, in device memory, where a replayed CUDA graph finds the current step's.
+struct Step {                           // floats only
+    float lr, beta1, beta2, eps, weight_decay;
+    float clip;                          // largest norm; 0: no clipping
+    float correction1, correction2;      // 1 - beta^t
+    float norm = 0;                      // of the gradients
+    float factor = 0;                    // of the gradients: clipping and 1 / loss scale; 0 skips the step
+};
+
+// Sets *step by a kernel, whose arguments are copied at launch. A copy from host memory might synchronise.
+__global__ void set_step_kernel(Step* step, Step values) { *step = values; }
+void set_step(Step* step, const Step& values) { launch("set_step", set_step_kernel, 1, 1, 0, step, values); }
+
+// Gradients whose squares are summed by `blocks` blocks: n_common, and n of each of `layers` layers, `stride` elements
+// from layer to layer.
+struct GradientRuns {
+    Grad common;
+    size_t n_common;
+    Grad layer0 = {};
+    size_t n = 0;
+    unsigned layers = 0;
+    size_t stride = 0, blocks = 1;
+};
 
 constexpr size_t NORM_BLOCKS = 1024;   // of a launch, at most
 
@@ -1542,64 +1531,65 @@ __global__ void norm_partials_kernel(float* partials, const G* common, size_t n_
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-__global__ void norm_kernel(float* norm, LossScale* loss_scale, const float* partials, int count) {
+__global__ void norm_kernel(Step* step, LossScale* loss_scale, const float* partials, int count) {
     float sum = 0;
     for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) *norm = update_loss_scale(loss_scale, sqrtf(sum));
+    if (threadIdx.x > 0) return;
+    const float norm = step->norm = sqrtf(sum) / loss_scale->scale;
+    step->factor = update_loss_scale(loss_scale, sqrtf(sum)) *
+                   (step->clip > 0 ? fminf(1.0f, step->clip / (norm + 1e-6f)) : 1.0f);
 }
 
 size_t norm_blocks(size_t n_common, size_t n, size_t layers) {
     return std::min(NORM_BLOCKS, ceil_div(n_common, SPAN) + layers * ceil_div(n, SPAN));
 }
 
-// blocks: number of partial sums, at least 1
-void norm_partials(float* partials, Grad common, size_t n_common, Grad layer0, size_t n, unsigned layers,
-                   size_t stride, size_t blocks) {
-    with_type(common, [&](auto* g) {
-        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>, blocks, BLOCK, 0, partials,
-               g, n_common, static_cast<decltype(g)>(layer0.data), n, layers, stride);
+void norm_partials(float* partials, const GradientRuns& r) {
+    with_type(r.common, [&](auto* g) {
+        launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>, r.blocks, BLOCK, 0, partials,
+               g, r.n_common, static_cast<decltype(g)>(r.layer0.data), r.n, r.layers, r.stride);
     });
 }
 
-void gradient_norm(float* norm, LossScale* loss_scale, const float* partials, size_t count) {
-    launch("norm", norm_kernel, 1, BLOCK, 0, norm, updated(loss_scale), partials, count);
+void gradient_norm(Step* step, LossScale* loss_scale, const float* partials, size_t count) {
+    launch("norm", norm_kernel, 1, BLOCK, 0, updated(step), updated(loss_scale), partials, count);
 }
 
 // ==== adamw ==================================================================
-// update    g = grad / loss scale * min(1, clip / (norm + 1e-6))
+// update    g = grad * Step::factor, which is 1 / loss scale * min(1, clip / (norm + 1e-6))
 //           m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //           w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w)
-// shapes    (n): master = w, m, v fp32 | weights = w rounded to floatX | grads fp32 or 16 bits | (1): norm, unchanged.
-//           lr, betas and corrections are in device memory, where a replayed CUDA graph finds the current step's
+// shapes    (n): master = w, m, v fp32 | weights = w rounded to floatX | grads fp32 or 16 bits | (1): unchanged
 // mapping   one launch for all tensors of all layers: grid.y is the layer, at a constant stride. In a layer the first
 //           `decayed` elements have weight decay
 // cost      bandwidth. BF16 with FP32 gradients: reads 16, writes 18 bytes per parameter; FP32: 16 and 16. The kernel
 //           also sets the gradients to 0, as the next step adds to them
-// source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2;
-//           clipping as in PyTorch's clip_grad_norm_
+// source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2
 // variants  dev/kernels/adamw.cu
-
-struct AdamW {                           // floats only
-    float lr, beta1, beta2, eps, weight_decay;
-    float clip;                          // largest norm; 0: no clipping
-    float correction1, correction2;      // 1 - beta^t
-};
-
-// The factor of the gradients: 1 / loss scale, and clipping.
-__device__ __forceinline__ float gradient_scale(float unscale, float clip, const float* norm) {
-    return unscale * (clip > 0 ? fminf(1.0f, clip / (*norm + 1e-6f)) : 1.0f);
-}
 
 // Elements from one layer to the next.
 struct Strides { size_t weights, master, grads, m, v; };
 
+struct MatrixView { size_t rows, columns, stride; };   // stride: elements from one row to the next
+
+// Parameters that one update changes: n of each of `layers` layers, the first `decayed` with weight decay.
+struct Slice {
+    floatX* weights;
+    float* master;               // in FP32 builds the weights; null without master weights
+    Grad grads;
+    float *m, *v;                // v: null for Muon
+    size_t n, decayed;
+    unsigned layers = 1;
+    Strides strides = {};
+    MatrixView matrix = {};      // Muon: one matrix of one layer
+};
+
 // M is float. Without master weights it is floatX, and `master` is the weights; then the kernel adds to *unchanged the
 // number of weights that changed in FP32 but not after rounding to floatX.
 template <typename G, typename M>
-__global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, float* v, const float* norm,
-                             const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n,
-                             Strides strides, unsigned long long* unchanged) {
+__global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, float* v, const Step* step, size_t decayed,
+                             size_t n, Strides strides, unsigned long long* unchanged) {
     constexpr bool HAS_COPY = std::is_same_v<M, float>;
     float lost = 0;   // updates lost to rounding: a count of at most SPAN, exact in FP32
     const size_t layer = blockIdx.y;
@@ -1608,11 +1598,10 @@ __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, flo
     grads += layer * strides.grads;
     m += layer * strides.m;
     v += layer * strides.v;
-    const AdamW a = *settings;
-    const float unscale = loss_scale->unscale, scale = gradient_scale(unscale, a.clip, norm);
+    const Step a = *step;
     const float zero[PACK_FP32] = {};
     const Span span = my_span(n, PACK_FP32);
-    if (unscale == 0) {   // the step is skipped
+    if (a.factor == 0) {   // the step is skipped
         for (size_t i = span.begin; i < span.end; i += span.stride) store(grads + i, zero);
         return;
     }
@@ -1625,7 +1614,7 @@ __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, flo
         load(m2, v + i);
         for (int k = 0; k < PACK_FP32; k++) {
             const float before = w[k];
-            g[k] *= scale;
+            g[k] *= a.factor;
             m1[k] = a.beta1 * m1[k] + (1 - a.beta1) * g[k];
             m2[k] = a.beta2 * m2[k] + (1 - a.beta2) * g[k] * g[k];
             w[k] -= a.lr * (m1[k] / a.correction1 / (sqrtf(m2[k] / a.correction2) + a.eps) + decay * w[k]);
@@ -1642,27 +1631,17 @@ __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, flo
     if (threadIdx.x == 0) atomicAdd(unchanged, static_cast<unsigned long long>(lost));
 }
 
-__global__ void set_adamw_kernel(AdamW* settings, AdamW values) { *settings = values; }
-
-// settings are in device memory. In FP32 builds weights and master are the same memory. master is null without master
-// weights; then the kernel adds to `unchanged`.
-void adamw(floatX* weights, float* master, Grad grads, float* m, float* v, const float* norm,
-           const LossScale* loss_scale, const AdamW* settings, size_t decayed, size_t n, unsigned layers = 1,
-           Strides strides = {}, unsigned long long* unchanged = nullptr) {
-    with_type(grads, [&](auto* g) {
+// Without master weights the kernel adds to `unchanged`.
+void adamw(const Slice& s, const Step* step, unsigned long long* unchanged) {
+    with_type(s.grads, [&](auto* g) {
         auto update = [&](auto* exact) {
             launch("adamw", adamw_kernel<std::remove_pointer_t<decltype(g)>, std::remove_pointer_t<decltype(exact)>>,
-                   dim3(span_blocks(n), layers), BLOCK, 0, weights, exact, g, m, v, norm, loss_scale, settings, decayed,
-                   n, strides, unchanged);
+                   dim3(span_blocks(s.n), s.layers), BLOCK, 0, s.weights, exact, g, s.m, s.v, step, s.decayed, s.n,
+                   s.strides, unchanged);
         };
-        if (master) update(master);
-        else update(weights);
+        if (s.master) update(s.master);
+        else update(s.weights);
     });
-}
-
-// Sets *settings by a kernel, whose arguments are copied at launch. A copy from host memory might synchronise.
-void set_adamw(AdamW* settings, const AdamW& values) {
-    launch("set_adamw", set_adamw_kernel, 1, 1, 0, settings, values);
 }
 
 // ==== init ===================================================================
@@ -2045,92 +2024,7 @@ void linear_gelu_backward(const Tensor& dpre, Grad dw, Grad db, float* partials,
     bias_backward(db, partials, dpre);
 }
 
-// ==== muon ===================================================================
-// update    m = mu m + (1 - mu) g,   u = mu m + (1 - mu) g   (Nesterov momentum, mu = 0.95; g as in section "adamw")
-//           X = u / max(|u|, 1e-7), the Frobenius norm; then 5 times   A = X X^T,   X = a X + (b A + c A A) X
-//           w -= lr * (0.2 sqrt(max(rows, columns)) X + decay * w)
-//           Newton-Schulz iterations move all singular values of X close to 1, so that rare directions change as much
-//           as frequent ones. The factor 0.2 sqrt(...) gives X about the RMS of AdamW's updates
-// shapes    (rows, columns): attproj, fc, fcproj, and separately Q, K and V, column blocks of qkv with row stride 3C
-//           master = w, m fp32, no v | weights, X, A floatX | grads fp32 or 16 bits. AdamW updates all other parameters
-// mapping   matmuls; for rows > columns A = X^T X and X = a X + X (b A + c A A), by flags. In the other kernels blocks
-//           stride over rows and threads over packs. update_matrix() launches all
-// cost      compute: 10 n^2 (2 k + n) FLOPs, n the smaller and k the larger side. For a layer 300 C^3, as many as its
-//           matmuls for about 4 C tokens. Bandwidth: 38 bytes per parameter in BF16 with FP32 gradients. With ZeRO 1 a
-//           rank updates every G-th layer
-// source    Jordan 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon with adjust_lr_fn="match_rms_adamw"
-
-constexpr float MUON_MOMENTUM = 0.95f, MUON_EPS = 1e-7f, MUON_RMS = 0.2f;
-constexpr float NEWTON_SCHULZ[] = {3.4445f, -4.775f, 2.0315f};   // a, b, c
-constexpr int NEWTON_SCHULZ_STEPS = 5;
-struct MatrixView { size_t rows, columns, stride; };   // stride: elements from one row to the next
-
-enum class MuonPass { MOMENTUM, NORMALISE };
-// MOMENTUM updates m, and each block writes a partial sum of u^2. NORMALISE computes u again, X, and sets grads to 0.
-template <MuonPass PASS, typename G>
-__global__ void muon_kernel(floatX* out, float* partials, float* m, G* grads, const float* norm,
-                            const LossScale* loss_scale, const AdamW* settings, MatrixView x) {
-    constexpr bool FIRST = PASS == MuonPass::MOMENTUM;
-    const float unscale = loss_scale->unscale, scale = gradient_scale(unscale, settings->clip, norm);
-    if (FIRST && unscale == 0) return;   // a skipped step only sets grads to 0
-    float sum = 0;
-    for (unsigned i = threadIdx.x; !FIRST && i < gridDim.x; i += blockDim.x) sum += partials[i];
-    const float inverse = FIRST ? 0 : 1 / fmaxf(sqrtf(block_sum(sum)), MUON_EPS);
-    for (size_t row = blockIdx.x; row < x.rows; row += gridDim.x)
-        for (size_t c = threadIdx.x * PACK_FP32; c < x.columns; c += blockDim.x * PACK_FP32) {
-            const size_t at = row * x.stride + c;
-            float g[PACK_FP32], m1[PACK_FP32], u[PACK_FP32];
-            load(g, grads + at);
-            load(m1, m + at);
-            for (int k = 0; k < PACK_FP32; k++) {
-                const float added = (1 - MUON_MOMENTUM) * scale * g[k];
-                if (FIRST) m1[k] = MUON_MOMENTUM * m1[k] + added;
-                u[k] = MUON_MOMENTUM * m1[k] + added;
-                if (FIRST) sum += u[k] * u[k];
-                u[k] *= inverse;
-                g[k] = 0;
-            }
-            if (FIRST) store(m + at, m1);
-            else store(out + row * x.columns + c, u), store(grads + at, g);
-        }
-    if (FIRST) sum = block_sum(sum);
-    if (FIRST && threadIdx.x == 0) partials[blockIdx.x] = sum;
-}
-
-// w -= lr * (factor * step + decay * w)
-__global__ void muon_update_kernel(floatX* weights, float* master, const floatX* step, const LossScale* loss_scale,
-                                   const AdamW* settings, float factor, MatrixView x) {
-    if (loss_scale->unscale == 0) return;
-    const float lr = settings->lr, decay = settings->weight_decay;
-    for (size_t row = blockIdx.x; row < x.rows; row += gridDim.x)
-        for (size_t c = threadIdx.x * PACK_FP32; c < x.columns; c += blockDim.x * PACK_FP32) {
-            const size_t at = row * x.stride + c;
-            float w[PACK_FP32], s[PACK_FP32];
-            load(w, master + at);
-            load(s, step + row * x.columns + c);
-            for (int k = 0; k < PACK_FP32; k++) w[k] -= lr * (factor * s[k] + decay * w[k]);
-            store(master + at, w);
-            if (static_cast<const void*>(weights) != master) store(weights + at, w);
-        }
-}
-
-// Returns the last X (rows, columns). scratch: 2 (rows * columns + n^2) elements, n the smaller side; the first X.
-const floatX* newton_schulz(floatX* scratch, size_t rows, size_t columns) {
-    const size_t n = std::min(rows, columns), k = std::max(rows, columns);
-    const bool tall = rows > columns;
-    const Op ops[] = {Op::AS_IS, Op::TRANSPOSED, Op::AS_IS};
-    const MatmulShape gram = {n, n, k, ops[tall], ops[tall + 1], FLOATX, Into::ASSIGN, Epilogue::NONE};
-    const MatmulShape square = {n, n, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ADD, Epilogue::NONE};
-    const MatmulShape whole = {rows, columns, n, Op::AS_IS, Op::AS_IS, FLOATX, Into::ADD, Epilogue::NONE};
-    floatX *x = scratch, *y = x + n * k, *const A = y + n * k, *const polynomial = A + n * n;
-    const auto [a, b, c] = NEWTON_SCHULZ;
-    for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++, std::swap(x, y)) {
-        matmul({A, x, x, gram});
-        matmul({polynomial, A, A, square, nullptr, nullptr, A, c, b});
-        matmul({y, tall ? x : polynomial, tall ? polynomial : x, whole, nullptr, nullptr, x, 1, a});
-    }
-    return x;
-}
+#include "gpt/muon.cuh"   // muon(): --optimizer muon
 
 // ==== model: sizes ===========================================================
 
@@ -2414,8 +2308,8 @@ struct Activations {
     Buffer<Fp8Scale> fp8_scales;
     Buffer<float> fp8_amaxes;
     // Workspace. Batches: one in use, one in transfer, one for evaluation and sampling.
-    Buffer<float> partials, norm_partials, norm;
-    Buffer<AdamW> adamw;
+    Buffer<float> partials, norm_partials;
+    Buffer<Step> step;
     Buffer<floatX> muon;
     Buffer<LossScale> loss_scale;
     Buffer<double> loss;
@@ -2541,8 +2435,7 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             rowX(a.dfc,  "dfc",  {N, 4 * Ct}, 1),
             row(a.partials,      "partials",      {attention_partials(B, T), columns}, 1, Category::WORKSPACE),
             row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
-            row(a.norm,          "norm",          {1},                          1, Category::WORKSPACE),
-            {&a.adamw, "adamw", {sizeof(AdamW) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
+            {&a.step, "step", {sizeof(Step) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
             {&a.loss_scale, "loss_scale", {sizeof(LossScale) / sizeof(float)}, "fp32", sizeof(float), 1,
              Category::WORKSPACE},
             row(a.order,         "order",         {R},                          2, Category::WORKSPACE),
@@ -2649,6 +2542,7 @@ struct Model {
     Graphs graphs;
     MicroBatch micro_batch = MicroBatch::LAST;                // the one being computed
     std::shared_ptr<class Communication> communication;       // with several GPUs
+    std::vector<Slice> slices;   // what this rank updates
 
     Model() = default;
     Model(const Model&) = delete;
@@ -2766,6 +2660,7 @@ void allocate_parameters(Model& m, const Setup& s) {
 }
 
 void connect(Model& m);   // of gpt/distributed.cuh
+std::vector<Slice> update_slices(Model& m);
 
 void set_loss_scale(Model& m, const LossScale& scale) { upload(m.a.loss_scale(), &scale, sizeof(scale)); }
 
@@ -2788,6 +2683,7 @@ void allocate(Model& m, const Setup& s) {
         const std::vector<Fp8Scale> scales(s.config.layers * FP8_TENSORS);
         upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
     }
+    if (s.purpose == Purpose::TRAINING) m.slices = update_slices(m);
     connect(m);
 }
 
@@ -2879,12 +2775,6 @@ Gradients gradients(const Model& m, size_t l) {
 }
 
 // ==== model: initial weights =================================================
-
-// Returns the offset in a block of the part of group g that this rank updates: the whole group or its shard.
-size_t update_begin(const Model& m, size_t g, Placement placement) {
-    const bool whole = states_placement(m.setup) == Placement::WHOLE;
-    return whole ? m.layout.begin(g, placement) : m.layout.own_shard(g, placement);
-}
 
 // weights = round(master), after init or loading. Each rank rounds its part; need_weights() gathers the rest.
 void master_changed(Model& m) {
@@ -3054,75 +2944,25 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch
     });
 }
 
-// AdamW for this rank's part of group 0 or of all layers, without Muon's matrices, the first elements of a layer.
-void update_groups(Model& m, const Groups& own) {
-    const Layout &y = m.layout, v = layout_of_v(m.setup);
-    const Placement part = states_placement(m.setup), weights = weights_placement(m.setup);
-    const Placement master = master_placement(m.setup), grads = grads_placement(m.setup);
-    const size_t g = own.first, n = v.part(g, part), skipped = y.part(g, part) - n;
-    if (own.count == 0) return;
-    auto at = [&](Placement placement) { return update_begin(m, g, placement) + skipped; };
-    const size_t before = part == Placement::WHOLE ? 0 : y.number(g, y.rank) * n;
-    const size_t decayed = v.decayed(g) > before ? std::min(v.decayed(g) - before, n) : 0;
-    auto stride = [&](Placement placement) { return own.stride(y, placement); };
-    adamw(m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
-          m.adam_m + at(part), m.adam_v + v.begin(g, part), m.a.norm(), m.a.loss_scale(), m.a.adamw(), decayed, n,
-          own.count, {stride(weights), stride(master), stride(grads), stride(part), n}, m.a.unchanged());
-}
-
-// Muon for one matrix, at an offset in group g. In FP32 builds weights and master are the same memory.
-void update_matrix(Model& m, size_t g, size_t offset, const MatrixView& x) {
+// The gradient norm, then AdamW, or Muon for the matrices of layers.
+void update(Model& m, const Step& step) {
     const Activations& a = m.a;
-    const size_t blocks = std::min(NORM_BLOCKS, x.rows);
-    auto at = [&](Placement placement) { return m.layout.begin(g, placement) + offset; };
-    float *const moment = m.adam_m + at(states_placement(m.setup));
-    float *const master = m.master + at(master_placement(m.setup));
-    with_type(grad_at(m, at(Placement::WHOLE)), [&](auto* grads) {
-        typedef std::remove_pointer_t<decltype(grads)> G;
-        launch("muon_momentum", muon_kernel<MuonPass::MOMENTUM, G>, blocks, BLOCK, 0, a.muon(), a.norm_partials(),
-               updated(moment), grads, a.norm(), a.loss_scale(), a.adamw(), x);
-        launch("muon_normalise", muon_kernel<MuonPass::NORMALISE, G>, blocks, BLOCK, 0, a.muon(), a.norm_partials(),
-               moment, updated(grads), a.norm(), a.loss_scale(), a.adamw(), x);
-    });
-    launch("muon_update", muon_update_kernel, blocks, BLOCK, 0, m.weights + at(Placement::WHOLE), updated(master),
-           newton_schulz(a.muon(), x.rows, x.columns), a.loss_scale(), a.adamw(),
-           MUON_RMS * std::sqrt(static_cast<float>(std::max(x.rows, x.columns))), x);
-}
-
-// Muon for the matrices of all layers of this rank, with Q, K and V as three.
-void update_matrices(Model& m, const Groups& own) {
-    for (const ParameterRow& row : parameter_table(m.w, m.config)) {
-        const size_t pieces = row.tensor == &m.w.qkvw ? 3 : 1, columns = row.shape.back() / pieces;
-        for (size_t i = 0; on_muon(m.setup, row) && i < own.count * pieces; i++)
-            update_matrix(m, own.first + i / pieces * own.step, row.offset + i % pieces * columns,
-                          {row.shape[0], columns, row.shape[1]});
-    }
-}
-
-// The gradient norm, then AdamW for group 0 and for all layers at once, then Muon. Each rank reduces its own
-// shards, so the norm is the same in every ZeRO stage.
-void update(Model& m, const AdamW& settings) {
-    const Activations& a = m.a;
-    const Layout& y = m.layout;
     recorder.at("update", NO_LAYER);
-    set_adamw(a.adamw(), settings);
+    set_step(a.step(), step);
     await_gradients(m);
     m.graphs.run("update", [&] {
-        const Placement grads = grads_placement(m.setup);
-        const Groups own = own_layers(y, Placement::SHARDED), updates = own_layers(y, states_placement(m.setup));
-        const size_t partials = norm_blocks(y.shard(0), y.shard(1), y.stored(Placement::SHARDED));
-        norm_partials(a.norm_partials(), grad_at(m, y.own_shard(0, grads)), y.shard(0),
-                      grad_at(m, y.own_shard(own.first, grads)), y.shard(1), own.count, own.stride(y, grads), partials);
-        over_gpus(a.norm_partials(), partials);
-        gradient_norm(a.norm(), a.loss_scale(), a.norm_partials(), partials);
+        const GradientRuns own = own_gradients(m);   // each rank reduces its own
+        norm_partials(a.norm_partials(), own);
+        over_gpus(a.norm_partials(), own.blocks);
+        gradient_norm(a.step(), a.loss_scale(), a.norm_partials(), own.blocks);
         if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
-        update_groups(m, {0, 1, 1});
-        update_groups(m, updates);
-        update_matrices(m, updates);
+        for (const Slice& s : m.slices) {
+            if (s.v) adamw(s, a.step(), a.unchanged());
+            else muon(s, a.step(), a.muon(), a.norm_partials());
+        }
         clear_gradients(m);
     });
-    push_amaxes(m);
-    weights_changed(m);
+    end_step(m);
 }
 
 template <typename T> T fetch(const T* from) {
@@ -3333,26 +3173,6 @@ void load_start(Model& m, const Start& start, uint64_t seed) {
     if (start.trainer.is_null()) return;
     read_moments(m, start.dir);
     if (has_fp8(m)) read_fp8_history(m, start);
-}
-
-// Returns the loss scale of --loss-scaling. A dynamic scale continues from the checkpoint's, if that was dynamic too.
-LossScale start_loss_scale(const Options& o, const Start& start) {
-    const bool by_precision = o.loss_scaling == SCALE_BY_PRECISION;
-    const double wanted = !by_precision ? o.loss_scaling : FLOATX == DType::FP16 ? DYNAMIC_SCALE : NO_SCALE;
-    const bool dynamic = wanted == DYNAMIC_SCALE;
-    LossScale s = {dynamic ? FIRST_LOSS_SCALE : float(wanted), 0, 0, 0, dynamic ? GROWTH_INTERVAL : 0};
-    if (!start.trainer.contains("loss_scaling")) return s;
-    const std::string path = start.dir + "/trainer.json";
-    auto number = [&](const char* key, long least, long most) {
-        const long value = whole_number<long>(start.trainer["loss_scaling"], key, path);
-        if (value >= least && value <= most) return float(value);
-        throw UserError("%s: \"%s\" is %ld, expected %ld to %ld", path.c_str(), key, value, least, most);
-    };
-    s.skipped = number("skipped_steps", 0, start.step);
-    if (!dynamic) return s;
-    s.scale = number("scale", 1, MAX_LOSS_SCALE);
-    s.good_steps = number("good_steps", 0, GROWTH_INTERVAL - 1);
-    return s;
 }
 
 // ==== data ===================================================================
@@ -3596,7 +3416,7 @@ double learning_rate(const Options& o, long step, long steps = 0) {
 }
 
 // A step skipped by loss scaling does not advance AdamW's t.
-AdamW adamw_settings(const Options& o, long step, long skipped = 0, long steps = 0) {
+Step adamw_settings(const Options& o, long step, long skipped = 0, long steps = 0) {
     const double t = step + 1 - skipped;
     return {static_cast<float>(learning_rate(o, step, steps)), static_cast<float>(o.beta1), static_cast<float>(o.beta2),
             static_cast<float>(o.eps), static_cast<float>(o.weight_decay), static_cast<float>(o.grad_clip),
@@ -3625,8 +3445,8 @@ struct NoiseScale { double gradient = 0, trace = 0; };
 double own_squared_norm(Model& m) {
     const Layout& y = m.layout;
     std::vector<float> partials(norm_blocks(y.common, y.layer, y.layers));
-    norm_partials(m.a.norm_partials(), m.grads, y.common, grad_at(m, y.common), y.layer, y.layers, y.layer,
-                  partials.size());
+    norm_partials(m.a.norm_partials(), {m.grads, y.common, grad_at(m, y.common), y.layer, unsigned(y.layers), y.layer,
+                                        partials.size()});
     download(partials.data(), m.a.norm_partials(), partials.size() * sizeof(float));
     m.micro_batch = MicroBatch::LAST;
     for (size_t g = 0; g <= y.layers; g++) send_gradients(m, g);
@@ -3783,7 +3603,7 @@ StepResult step_result(TrainingRun& run, double began, double lr) {
     const LossScale before = run.scale;
     StepResult r = {};
     r.loss = sum_of_all(take_loss(run.m)) / run.tokens_per_step;
-    r.norm = fetch(run.m.a.norm());
+    r.norm = fetch(run.m.a.step()).norm;
     if (before.interval > 0) run.scale = fetch(run.m.a.loss_scale());
     r.loss_scale = before.scale;
     // A scale of 1 cannot be halved, so a norm that is not finite ends the run.
@@ -3948,7 +3768,7 @@ void train_loop(TrainingRun& run) {
 
             // Forward, backward, update.
             const std::optional<double> squared = accumulate_gradients(run, loader);
-            const AdamW settings = adamw_settings(o, run.step, run.scale.skipped, expected_steps(run));
+            const Step settings = adamw_settings(o, run.step, run.scale.skipped, expected_steps(run));
             update(m, settings);
 
             // Log.

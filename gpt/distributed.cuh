@@ -144,6 +144,12 @@ void weights_changed(Model& m) {
     fp8_weights_changed(m);
 }
 
+// Called after the update.
+void end_step(Model& m) {
+    push_amaxes(m);
+    weights_changed(m);
+}
+
 void begin_gradients(Model& m, size_t g) {
     if (!world.alone()) m.communication->begin_gradients(g);
 }
@@ -160,6 +166,58 @@ void await_gradients(Model& m) {
 // sums, which this clears.
 void clear_gradients(Model& m) {
     if (m.setup.zero == 1) clear(m.grads.data, m.layout.elements() * size_of(m.grads.dtype));
+}
+
+// ---- what this rank updates
+
+// Returns the offset in a block of the part of group g that this rank updates: the whole group or its shard.
+size_t update_begin(const Model& m, size_t g, Placement placement) {
+    const bool whole = states_placement(m.setup) == Placement::WHOLE;
+    return whole ? m.layout.begin(g, placement) : m.layout.own_shard(g, placement);
+}
+
+// Returns the parameters of group 0, or of some layers, that this rank updates by AdamW: without Muon's matrices, the
+// first elements of a layer.
+Slice adamw_slice(Model& m, const Groups& own) {
+    const Layout &y = m.layout, v = layout_of_v(m.setup);
+    const Placement part = states_placement(m.setup), weights = weights_placement(m.setup);
+    const Placement master = master_placement(m.setup), grads = grads_placement(m.setup);
+    const size_t g = own.first, n = v.part(g, part), skipped = y.part(g, part) - n;
+    auto at = [&](Placement placement) { return update_begin(m, g, placement) + skipped; };
+    const size_t before = part == Placement::WHOLE ? 0 : y.number(g, y.rank) * n;
+    const size_t decayed = v.decayed(g) > before ? std::min(v.decayed(g) - before, n) : 0;
+    auto stride = [&](Placement placement) { return own.stride(y, placement); };
+    return {m.weights + at(weights), m.master ? m.master + at(master) : nullptr, grad_at(m, at(grads)),
+            m.adam_m + at(part), m.adam_v + v.begin(g, part), n, decayed, unsigned(own.count),
+            {stride(weights), stride(master), stride(grads), stride(part), n}};
+}
+
+// Returns all slices: group 0, the layers, then Muon's matrices one by one, with Q, K and V as three.
+std::vector<Slice> update_slices(Model& m) {
+    const Groups own = own_layers(m.layout, states_placement(m.setup));
+    std::vector<Slice> slices = {adamw_slice(m, {0, 1, 1})};
+    if (own.count > 0) slices.push_back(adamw_slice(m, own));
+    for (const ParameterRow& row : parameter_table(m.w, m.config)) {
+        const size_t pieces = row.tensor == &m.w.qkvw ? 3 : 1, columns = row.shape.back() / pieces;
+        for (size_t i = 0; on_muon(m.setup, row) && i < own.count * pieces; i++) {
+            const size_t g = own.first + i / pieces * own.step, offset = row.offset + i % pieces * columns;
+            auto at = [&](Placement placement) { return m.layout.begin(g, placement) + offset; };
+            slices.push_back({m.weights + at(Placement::WHOLE), m.master + at(master_placement(m.setup)),
+                              grad_at(m, at(Placement::WHOLE)), m.adam_m + at(states_placement(m.setup)), nullptr, 0, 0,
+                              1, {}, {row.shape[0], columns, row.shape[1]}});
+        }
+    }
+    return slices;
+}
+
+// Returns the gradients whose squares this rank sums: its shards, so the norm is the same in every ZeRO stage.
+GradientRuns own_gradients(const Model& m) {
+    const Layout& y = m.layout;
+    const Placement grads = grads_placement(m.setup);
+    const Groups own = own_layers(y, Placement::SHARDED);
+    return {grad_at(m, y.own_shard(0, grads)), y.shard(0), grad_at(m, y.own_shard(own.first, grads)), y.shard(1),
+            unsigned(own.count), own.stride(y, grads),
+            norm_blocks(y.shard(0), y.shard(1), y.stored(Placement::SHARDED))};
 }
 
 // ---- checkpoints

@@ -1,4 +1,4 @@
-// AdamW, step by step: many elementwise operations on large arrays become one kernel.
+// Step, step by step: many elementwise operations on large arrays become one kernel.
 //
 // Topics:
 //   - fusion: with one kernel per operation, each line of the formula reads and writes arrays. One kernel for all lines
@@ -43,7 +43,7 @@ struct State {
 
 // Calls update(state, settings, gradient scale, n) for each tensor. Synchronises, to read the norm from the device.
 template <typename F>
-void for_each_tensor(const Tensors& tensors, const State& all, const float* norm, AdamW a, F update) {
+void for_each_tensor(const Tensors& tensors, const State& all, const float* norm, Step a, F update) {
     const float scale = std::min(1.0f, a.clip / (fetch(norm) + 1e-6f));
     size_t i = 0;
     for (size_t n : tensors.matrices) update(all.from(i), a, scale, n), i += n;
@@ -69,12 +69,12 @@ __global__ void second_moment_kernel(float* v, const float* grads, float beta2, 
     const size_t i = my_index();
     if (i < n) v[i] = beta2 * v[i] + (1 - beta2) * grads[i] * grads[i];
 }
-__global__ void weights_kernel(float* w, const float* m, const float* v, AdamW a, size_t n) {
+__global__ void weights_kernel(float* w, const float* m, const float* v, Step a, size_t n) {
     const size_t i = my_index();
     if (i < n) w[i] -= a.lr * (m[i] / a.correction1 / (sqrtf(v[i] / a.correction2) + a.eps) + a.weight_decay * w[i]);
 }
 
-void by_operations(const State& s, const AdamW& a, float scale, size_t n) {
+void by_operations(const State& s, const Step& a, float scale, size_t n) {
     launch_threads(scale_kernel, n, s.grads, scale, n);
     launch_threads(first_moment_kernel, n, s.m, s.grads, a.beta1, n);
     launch_threads(second_moment_kernel, n, s.v, s.grads, a.beta2, n);
@@ -89,7 +89,7 @@ void by_operations(const State& s, const AdamW& a, float scale, size_t n) {
 //    instead of 16. In BF16 a pack of 8 floats is two accesses, each with a stride of 32 bytes between lanes, which use
 //    half of each sector: the table shows 1.9 times the minimum number of sectors.
 
-template <int WIDTH> __global__ void fused_kernel(State all, AdamW a, float scale, size_t n) {
+template <int WIDTH> __global__ void fused_kernel(State all, Step a, float scale, size_t n) {
     const size_t i = my_index(WIDTH);
     if (i >= n) return;
     const State s = all.from(i);
@@ -111,7 +111,7 @@ template <int WIDTH> __global__ void fused_kernel(State all, AdamW a, float scal
     store(s.grads, zero);
 }
 
-template <int WIDTH> void fused(const State& s, const AdamW& a, float scale, size_t n) {
+template <int WIDTH> void fused(const State& s, const Step& a, float scale, size_t n) {
     launch_threads(fused_kernel<WIDTH>, n / WIDTH, s, a, scale, n);
 }
 
@@ -127,12 +127,13 @@ void study_update(Study& study, const Size& size) {
     Case c(study, "adamw", format("%zu parameters in %zu tensors", n, tensors.matrices.size() + tensors.vectors.size()),
            bytes((SEPARATE_MASTER ? 34.0 : 32.0) * n));
     // A large learning rate and weight decay, so that an error in either changes the weights visibly.
-    const AdamW a = {0.1f, 0.9f, 0.95f, 1e-8f, 0.5f, 1.0f, 1 - powf(0.9f, 3), 1 - powf(0.95f, 3)};
-    const auto norm = c.input<float>(std::vector<int>{2}), loss_scale = c.input<float>(SCALE_OF_ONE);
+    Step a = {0.1f, 0.9f, 0.95f, 1e-8f, 0.5f, 1.0f, 1 - powf(0.9f, 3), 1 - powf(0.95f, 3)};
+    const auto norm = c.input<float>(std::vector<int>{2});
     const auto master = c.updated<float>("master", n), grads = c.updated<float>("grads", n);
     const auto m = c.updated<float>("m", n), v = c.updated<float>("v", n, 0.1, 1);
     const auto weights = c.output<floatX>("weights", n);
-    const auto settings = c.scratch<float>(sizeof(AdamW) / sizeof(float));
+    const auto settings = c.scratch<float>(sizeof(Step) / sizeof(float));
+    a.factor = a.clip / (norm.host[0] + 1e-6f);   // as the kernel of the norm computes it
     for (size_t i = 0; i < n; i++) {
         const double g = grads.host[i] * a.clip / (norm.host[0] + 1e-6), w = master.host[i];
         m.expected[i] = a.beta1 * m.host[i] + (1.0 - a.beta1) * g;
@@ -150,9 +151,9 @@ void study_update(Study& study, const Size& size) {
     c.step("one kernel per tensor", [&] { for_each_tensor(tensors, all(), norm, a, fused<1>); });
     c.step("128 bits of weights per thread", [&] { for_each_tensor(tensors, all(), norm, a, fused<PACK>); });
     c.step("train_gpt.cu: one launch, no synchronisation", [&] {
-        AdamW* const on_device = reinterpret_cast<AdamW*>(static_cast<float*>(settings));
-        set_adamw(on_device, a);
-        adamw(all().weights, master, grad(grads), m, v, norm, loss_scale_in(loss_scale), on_device, decayed, n);
+        Step* const on_device = reinterpret_cast<Step*>(static_cast<float*>(settings));
+        set_step(on_device, a);
+        adamw({all().weights, master, grad(grads), m, v, n, decayed}, on_device, nullptr);
     });
 }
 

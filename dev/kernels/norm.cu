@@ -54,7 +54,7 @@ template <typename G, DType DTYPE> void norm_of(Study& study, size_t n) {
     Case c(study, title, format("n %zu", n), bytes(1.0 * n * sizeof(G)));
     const auto grads = c.input<G>(n, -1, 3);
     const auto norm = c.output<float>("norm", 1);
-    const auto loss_scale = c.input<float>(SCALE_OF_ONE);
+    const auto loss_scale = c.input<float>(SCALE_OF_ONE), step = c.input<float>(std::vector<int>(sizeof(Step) / 4));
     // 8 blocks of 256 threads fill a multiprocessor, which holds 2048 threads.
     const int many = device.is_cpu() ? 8 : 8 * device.properties.multiProcessorCount;
     const auto partials = c.scratch<float>(std::max<size_t>(many, NORM_BLOCKS));
@@ -66,8 +66,10 @@ template <typename G, DType DTYPE> void norm_of(Study& study, size_t n) {
     c.step("128 bits per load", [&] { norm_by<16 / sizeof(G), G>(many, BLOCK, norm, partials, grads, n); });
     c.step("train_gpt.cu: spans", [&] {
         const size_t count = norm_blocks(n, 0, 0);
-        norm_partials(partials, {static_cast<G*>(grads), DTYPE}, n, {nullptr, DTYPE}, 0, 0, 0, count);
-        gradient_norm(norm, loss_scale_in(loss_scale), partials, count);
+        norm_partials(partials, {{static_cast<G*>(grads), DTYPE}, n, {nullptr, DTYPE}, 0, 0, 0, count});
+        Step* const on_device = reinterpret_cast<Step*>(static_cast<float*>(step));
+        gradient_norm(on_device, loss_scale_in(loss_scale), partials, count);
+        check(cudaMemcpyAsync(norm, &on_device->norm, sizeof(float), cudaMemcpyDeviceToDevice, device.stream), "copy");
     });
 }
 

@@ -132,7 +132,7 @@ template <typename T> struct Array {
 Grad grad(const Array<float>& array) { return {static_cast<float*>(array), DType::FP32}; }
 
 // The members of a LossScale of 1, as an input of a study; loss_scale_in() casts this input for train_gpt.cu's kernels.
-const std::vector<int> SCALE_OF_ONE = {1, 1, 0, 0, 0};
+const std::vector<int> SCALE_OF_ONE = {1, 0, 0, 0};
 LossScale* loss_scale_in(float* floats) { return reinterpret_cast<LossScale*>(floats); }
 
 // ==== timing =================================================================
