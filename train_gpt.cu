@@ -32,95 +32,13 @@
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
 
-#include <cublasLt.h>
-#include <cuda.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-#include <cuda_runtime.h>
-#include <nvtx3/nvToolsExt.h>
-
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <cfloat>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <initializer_list>
-#include <map>
-#include <memory>
-#include <numeric>
-#include <set>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
-
 #include "gpt/files.h"        // format(), UserError, Failure; files, JSON, Log, signals
 #include "gpt/options.h"      // Config, Options, flags: parse_options(), help_text(), describe()
 #include "gpt/tokenizer.h"    // Tokenizer, Text: tokens to text and back
 #include "gpt/checkpoint.h"   // Safetensors, WeightFiles, read_config(), run folders, --resume, Start
 #include "gpt/data.h"         // Tokens: data files and their windows
 #include "gpt/terminal.h"     // numbers as text, Progress, Printer, print_next()
-
-namespace fs = std::filesystem;
-
-// ==== errors =================================================================
-// check() throws a Failure if a CUDA or cuBLAS call failed; `what` names the call. guarded_main() prints it and
-// returns 1.
-
-void check(cudaError_t status, const char* what) {
-    if (status != cudaSuccess)
-        throw Failure("%s: %s (%s)", what, cudaGetErrorString(status), cudaGetErrorName(status));
-}
-
-void check(cublasStatus_t status, const char* what) {
-    if (status != CUBLAS_STATUS_SUCCESS)
-        throw Failure("%s: %s", what, cublasGetStatusString(status));
-}
-
-// ==== device =================================================================
-// This process's GPU, or its emulation by dev/cpu. `stream` carries all compute, `copies` the transfer of the next
-// batch, `tensor` the communication of tensor parallelism. cuBLASLt's workspace is part of the memory plan.
-
-const char* name_of(TensorCores kind) { return TENSOR_CORE_NAMES[static_cast<int>(kind)]; }
-
-struct Device {
-    cudaDeviceProp properties;
-    cudaStream_t stream, copies, tensor = nullptr;
-    cublasLtHandle_t matmul;
-    void* matmul_workspace = nullptr;
-    TensorCores tensor_cores = TensorCores::NONE;
-    double peak_flops = 0;   // dense FLOP/s in floatX: the denominator of MFU
-    std::string peak_source; // where that figure comes from
-
-    bool is_cpu() const { return properties.major == 0; }   // dev/cpu reports 0.0
-};
-
-static Device device;
-
-// What this process is doing, for the watchdog (gpt/launch.cuh), which ends a rank that does not call progress().
-struct Activity {
-    std::atomic<const char*> name{"start"};
-    std::atomic<long> count{0};
-    std::atomic<int> paused{0};
-    std::atomic<bool> connected{false};   // NCCL's communicator exists and can report errors
-};
-static Activity activity;
-
-void progress(const char* name) {
-    activity.name.store(name, std::memory_order_relaxed);
-    activity.count.fetch_add(1, std::memory_order_relaxed);
-}
+#include "gpt/device.cuh"     // check(), device, launch(), upload(), download(), Graphs
 
 // ==== precision ==============================================================
 
@@ -142,11 +60,6 @@ constexpr size_t DTYPE_SIZES[] = {4, 2, 2, 1, 1};
 constexpr const char* DTYPE_NAMES[] = {"fp32", "bf16", "fp16", "e4m3", "e5m2"};
 size_t size_of(DType dtype) { return DTYPE_SIZES[static_cast<int>(dtype)]; }
 const char* name_of(DType dtype) { return DTYPE_NAMES[static_cast<int>(dtype)]; }
-
-// The precision that `plan` assumes. Every other subcommand uses the build's.
-DType precision_of(const Options& o) {
-    return o.precision == PlanPrecision::OF_BUILD ? FLOATX : static_cast<DType>(o.precision);
-}
 
 // ==== packs and warps ========================================================
 // A thread loads and stores packs: 128 bits of floatX at once, the widest access of a GPU. On a CPU the compiler turns
@@ -241,33 +154,6 @@ __device__ __forceinline__ float* dynamic_shared() {
     return reinterpret_cast<float*>(dynamic_shared_memory);
 }
 
-// Access to a row of C floats in shared memory by packs. The pack at column i is stored in PACK / PACK_FP32 pieces.
-// Pieces of equal index are contiguous across lanes, so there are no bank conflicts.
-__device__ __forceinline__ float* piece_of(float* row, int piece, int i, int C) {
-    constexpr int PIECES = PACK / PACK_FP32;
-    return row + piece * (C / PIECES) + i / PIECES;
-}
-__device__ __forceinline__ void load_pieces(float (&x)[PACK], float* row, int i, int C) {
-    for (int first = 0; first < PACK; first += PACK_FP32) {
-        float piece[PACK_FP32];
-        load(piece, piece_of(row, first / PACK_FP32, i, C));
-        for (int k = 0; k < PACK_FP32; k++) x[first + k] = piece[k];
-    }
-}
-__device__ __forceinline__ void store_pieces(float* row, const float (&x)[PACK], int i, int C) {
-    for (int first = 0; first < PACK; first += PACK_FP32) {
-        float piece[PACK_FP32];
-        for (int k = 0; k < PACK_FP32; k++) piece[k] = x[first + k];
-        store(piece_of(row, first / PACK_FP32, i, C), piece);
-    }
-}
-__device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], int i, int C) {
-    float sum[PACK];
-    load_pieces(sum, row, i, C);
-    for (int k = 0; k < PACK; k++) sum[k] += x[k];
-    store_pieces(row, sum, i, C);
-}
-
 // ==== tensors ================================================================
 // Kernels get a tensor as a view of a matrix in device memory, and write those that matmuls read through a Writer:
 // `Writer<e4m3> w(out); w.put(i, v); w.finish()`. Without --matmul fp8 that is store(out.x + i, v).
@@ -293,82 +179,8 @@ struct Tensor {
     void quantise() const;   // called after a kernel that has no FP8 output: quantises x
 };
 
-// ==== recording ==============================================================
-// All work on a stream goes through on_stream(), which names it for profilers and for the recorder of --trace.
-// updated(x) marks an argument that a kernel both reads and writes.
-
-cudaEvent_t event_now(cudaStream_t stream) {
-    cudaEvent_t event;
-    check(cudaEventCreate(&event), "cudaEventCreate");
-    check(cudaEventRecord(event, stream), "cudaEventRecord");
-    return event;
-}
-
-// Returns the time in milliseconds that device.stream takes for what work() launches.
-template <typename F> float stream_milliseconds(F work) {
-    const cudaEvent_t begin = event_now(device.stream);
-    work();
-    const cudaEvent_t end = event_now(device.stream);
-    check(cudaEventSynchronize(end), "cudaEventSynchronize");
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
-    check(cudaEventDestroy(begin), "cudaEventDestroy");
-    check(cudaEventDestroy(end), "cudaEventDestroy");
-    return milliseconds;
-}
-
-#include "gpt/trace.cuh"   // recorder, updated(), begin_work(), end_work(), start_recording(), write_trace()
-
-// Runs work(), which launches something on `stream`, under a name for profilers and the recorder.
-template <typename F, typename... Memory>
-void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... memory) {
-    progress(name);
-    begin_work(name, stream);
-    if (recorder.on) (recorder.note(memory), ...);
-    work();
-    end_work(stream);
-}
-
-// ==== launch =================================================================
-// launch() launches every kernel, in order on device.stream. It names the kernel for profilers and errors, asks for its
-// dynamic shared memory, and checks the result.
-
-// Allows blocks of the kernel `bytes` of dynamic shared memory. CUDA rejects more than a block may have besides the
-// arrays that the kernel declares, and would only say "invalid argument".
-void request_shared_memory(const char* name, const void* kernel, size_t bytes) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    if (error == cudaErrorInvalidValue)
-        throw UserError("%s: expected at most %zu bytes of shared memory per block on %s, found %zu and the kernel's "
-                        "own arrays: the model has too many --channels, or too large heads", name,
-                        device.properties.sharedMemPerBlockOptin, device.properties.name, bytes);
-    check(error, name);
-}
-
-template <typename... Params, typename... Args>
-void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args... args) {
-    if (shared_bytes > 0) request_shared_memory(name, reinterpret_cast<const void*>(kernel), shared_bytes);
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = device.stream;
-    auto work = [&] { check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name); };
-    on_stream(name, device.stream, work, args...);
-}
-
-// Copies between host and device after all earlier work on device.stream, and blocks until the copy is done.
-void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind direction) {
-    check(cudaMemcpyAsync(to, from, bytes, direction, device.stream), "cudaMemcpyAsync");
-    progress("wait for the device");
-    check(cudaStreamSynchronize(device.stream), "a kernel or a copy");
-}
-void upload(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyHostToDevice); }
-void download(void* to, const void* from, size_t bytes) { copy(to, from, bytes, cudaMemcpyDeviceToHost); }
-void clear(void* block, size_t bytes) {
-    auto work = [&] { check(cudaMemsetAsync(block, 0, bytes, device.stream), "cudaMemsetAsync"); };
-    on_stream("clear", device.stream, work, block);
-}
+// ==== threads and elements ===================================================
+// Which elements a thread of a kernel owns.
 
 constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -396,77 +208,71 @@ __device__ __forceinline__ Span my_span(size_t n, size_t pack = PACK) {
     return {first + threadIdx.x * pack, last < n ? last : n, blockDim.x * pack};
 }
 
-// A position in the gradients, which are FP32 or 16-bit (--grad-dtype).
-struct Grad {
-    void* data;
-    DType dtype;
-};
-
-// Calls f with the gradient as a typed pointer.
-template <typename F> void with_type(Grad grad, F f) {
-    if (grad.dtype == DType::FP32) f(static_cast<float*>(grad.data));
-    else f(static_cast<grad16*>(grad.data));
-}
-
 #include "gpt/tiles.cuh"   // exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles, rings
 
-// ==== graphs =================================================================
-// Each micro-batch needs the same few hundred launches. A launch costs the CPU several microseconds, longer than short
-// kernels run. A CUDA graph launches them all at once. The first run of a sequence launches its kernels directly, which
-// loads them and plans its matmuls; the second run captures a graph; later runs replay it, with the same bits.
-//
-// A graph keeps its kernels' arguments. Values that change between replays must be in device memory at a fixed address;
-// anything else that changes must be part of the sequence's name.
+// ==== gelu ===================================================================
+// forward   out = x * s,   s = 1 / (1 + exp(-2u)),   u = sqrt(2/pi) * (x + 0.044715 x^3)
+//           which is 0.5 * x * (1 + tanh(u)), GPT-2's GELU, since 0.5 * (1 + tanh(u)) = s
+// backward  dinp = dout * (s + x * s * (1 - s) * 2 du/dx)
+// shapes    all (n) floatX, any shape flattened
+// mapping   one thread per pack
+// cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
+// source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
+// used      where no matmul's epilogue computes them (section "matmul"); with FP8, fp8_gelu_backward (gpt/fp8.cuh)
+//           computes the backward
+// variants  dev/kernels/gelu.cu
 
-class Graphs {
-public:
-    bool on = false;
+constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
+constexpr float GELU_CUBIC = 0.044715f;
 
-    Graphs() = default;
-    Graphs(const Graphs&) = delete;
-    ~Graphs() { clear(); }
+__device__ __forceinline__ float gelu_sigmoid(float x) {
+    constexpr float LINEAR = -2 * LOG2E * GELU_SCALE, CUBIC = LINEAR * GELU_CUBIC;   // -2u, for a power of 2
+    return reciprocal_approx(1.0f + exp2_approx(x * (LINEAR + CUBIC * (x * x))));
+}
 
-    // Frees all graphs, none of which may be running.
-    void clear() {
-        for (const auto& [name, graph] : graphs_)
-            if (graph) cudaGraphExecDestroy(graph);
-        graphs_.clear();
+__global__ void gelu_forward_kernel(Out<e4m3> out, const floatX* inp, size_t n) {
+    const Span span = my_span(n);
+    Writer<e4m3> writer(out);
+    for (size_t i = span.begin; i < span.end; i += span.stride) {
+        float x[PACK];
+        load(x, inp + i);
+        for (int k = 0; k < PACK; k++) x[k] *= gelu_sigmoid(x[k]);
+        writer.put(i, x);
     }
+    writer.finish();
+}
 
-    // work() launches on device.stream and does not synchronise.
-    template <typename F> void run(const std::string& name, F work) {
-        if (!on || recorder.on) return work();
-        const auto [place, is_new] = graphs_.try_emplace(name, nullptr);
-        if (is_new) return work();
-        cudaGraphExec_t& graph = place->second;
-        if (!graph) graph = capture(name, work);
-        on_stream(name.c_str(), device.stream, [&] { check(cudaGraphLaunch(graph, device.stream), name.c_str()); });
-    }
-    size_t captured() const {
-        return std::count_if(graphs_.begin(), graphs_.end(), [](const auto& entry) { return entry.second != nullptr; });
-    }
+// The derivative of GELU.
+__device__ __forceinline__ float gelu_slope(float x) {
+    const float s = gelu_sigmoid(x);
+    const float slope = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);   // du/dx
+    return s + 2.0f * x * s * (1.0f - s) * slope;
+}
 
-private:
-    template <typename F> static cudaGraphExec_t capture(const std::string& name, F work) {
-        cudaGraph_t graph = nullptr;
-        check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-        try {
-            work();
-        } catch (...) {   // ends the capture, so that the stream can be used again
-            cudaStreamEndCapture(device.stream, &graph);
-            if (graph) cudaGraphDestroy(graph);
-            throw;
-        }
-        check(cudaStreamEndCapture(device.stream, &graph), ("capture of " + name).c_str());
-        cudaGraphExec_t executable = nullptr;
-        const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
-        check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-        check(status, ("cudaGraphInstantiate: " + name).c_str());
-        return executable;
+__global__ void gelu_backward_kernel(Out<e5m2> dinp, const floatX* dout, const floatX* inp, size_t n) {
+    const Span span = my_span(n);
+    Writer<e5m2> writer(dinp);
+    for (size_t i = span.begin; i < span.end; i += span.stride) {
+        float x[PACK], d[PACK];
+        load(x, inp + i);
+        load(d, dout + i);
+        for (int k = 0; k < PACK; k++) d[k] *= gelu_slope(x[k]);
+        writer.put(i, d);
     }
+    writer.finish();
+}
 
-    std::map<std::string, cudaGraphExec_t> graphs_;   // null: the sequence has run once, directly
-};
+void gelu_forward(const Tensor& out, const Tensor& inp) {
+    launch("gelu_forward", gelu_forward_kernel, span_blocks(inp.size()), BLOCK, 0, out.to<e4m3>(), inp.x, inp.size());
+    out.finish();
+}
+
+// dinp may be dout
+void gelu_backward(const Tensor& dinp, const floatX* dout, const Tensor& inp) {
+    launch("gelu_backward", gelu_backward_kernel, span_blocks(inp.size()), BLOCK, 0, dinp.to<e5m2>(), dout, inp.x,
+           inp.size());
+    dinp.finish();
+}
 
 // ==== column sums ============================================================
 // Bias and LayerNorm gradients are sums over all N rows. A fixed order without atomics takes two steps:
@@ -511,6 +317,18 @@ __device__ __forceinline__ void add_rows(float (&sum)[SUM_PACKS][PACK_FP32], con
     for (; n + (SUM_ROWS - 1) * stride < N; n += SUM_ROWS * stride)
         add_rows<SUM_ROWS>(sum, x + n * columns, stride, column, columns);
     for (; n < N; n += stride) add_rows<1>(sum, x + n * columns, stride, column, columns);
+}
+
+// A position in the gradients, which are FP32 or 16-bit (--grad-dtype).
+struct Grad {
+    void* data;
+    DType dtype;
+};
+
+// Calls f with the gradient as a typed pointer.
+template <typename F> void with_type(Grad grad, F f) {
+    if (grad.dtype == DType::FP32) f(static_cast<float*>(grad.data));
+    else f(static_cast<grad16*>(grad.data));
 }
 
 constexpr size_t MAX_PARTIALS = 1024;
@@ -559,6 +377,32 @@ void add_partials(std::initializer_list<Grad> grads, const std::common_type_t<P>
                dim3(ceil_div(columns, PARTIAL_COLUMNS), grads.size()), WIDE_BLOCK, 0, updated(to[0]), updated(to[1]),
                updated(to[2]), partials, count, columns);
     });
+}
+
+// ==== bias ===================================================================
+// forward   out[n] += b, an epilogue of the matmul
+// backward  db += sum of dout[n] over rows
+// shapes    dout (N,OC) floatX | db (OC) in the type of --grad-dtype
+// mapping   a block of one warp owns SUM_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns,
+//           and loads SUM_ROWS rows of them at once: with 32 blocks, 64 KiB are in flight on a multiprocessor (BF16)
+// cost      bandwidth: reads N*OC once
+
+__global__ void __launch_bounds__(WARP_SIZE)
+bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
+    const int column = blockIdx.x * SUM_COLUMNS + fp32_lane_start();
+    float sum[SUM_PACKS][PACK_FP32] = {};
+    add_rows(sum, dout, blockIdx.y, N, gridDim.y, column, OC);
+    for (int p = 0; p < SUM_PACKS; p++)
+        if (column + p * FP32_STRIDE < OC)
+            store(partials + blockIdx.y * static_cast<size_t>(OC) + column + p * FP32_STRIDE, sum[p]);
+}
+
+// partials (partial_blocks(N), OC) fp32 scratch
+void bias_backward(Grad db, float* partials, const Tensor& dout) {
+    const size_t N = dout.rows, OC = dout.columns, blocks = partial_blocks(N);
+    launch("bias_backward", bias_backward_kernel, dim3(ceil_div(OC, SUM_COLUMNS), blocks), WARP_SIZE, 0, partials,
+           dout.x, N, OC);
+    add_partials({db}, partials, blocks, OC);
 }
 
 // ==== embedding ==============================================================
@@ -773,6 +617,33 @@ __global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd
 
 constexpr int LAYERNORM_BLOCK = WARP_SIZE == 1 ? 1 : 512;   // threads of backward's block, at most
 
+// Access to a row of C floats in shared memory by packs. The pack at column i is stored in PACK / PACK_FP32 pieces.
+// Pieces of equal index are contiguous across lanes, so there are no bank conflicts.
+__device__ __forceinline__ float* piece_of(float* row, int piece, int i, int C) {
+    constexpr int PIECES = PACK / PACK_FP32;
+    return row + piece * (C / PIECES) + i / PIECES;
+}
+__device__ __forceinline__ void load_pieces(float (&x)[PACK], float* row, int i, int C) {
+    for (int first = 0; first < PACK; first += PACK_FP32) {
+        float piece[PACK_FP32];
+        load(piece, piece_of(row, first / PACK_FP32, i, C));
+        for (int k = 0; k < PACK_FP32; k++) x[first + k] = piece[k];
+    }
+}
+__device__ __forceinline__ void store_pieces(float* row, const float (&x)[PACK], int i, int C) {
+    for (int first = 0; first < PACK; first += PACK_FP32) {
+        float piece[PACK_FP32];
+        for (int k = 0; k < PACK_FP32; k++) piece[k] = x[first + k];
+        store(piece_of(row, first / PACK_FP32, i, C), piece);
+    }
+}
+__device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], int i, int C) {
+    float sum[PACK];
+    load_pieces(sum, row, i, C);
+    for (int k = 0; k < PACK; k++) sum[k] += x[k];
+    store_pieces(row, sum, i, C);
+}
+
 // The sums over a block's rows of a thread's columns. The first OWN of DW, DB and DBIAS are in registers, which needs a
 // thread with one pack. The others are in dynamic shared memory.
 enum { DW, DB, DBIAS };
@@ -904,96 +775,6 @@ void layernorm_backward(const Tensor& dinp, Grad dw, Grad db, Grad dbias, float*
     dinp.finish();
     if (dbias.data) add_partials({dw, db, dbias}, partials, blocks, C);
     else add_partials({dw, db}, partials, blocks, C);
-}
-
-// ==== bias ===================================================================
-// forward   out[n] += b, an epilogue of the matmul
-// backward  db += sum of dout[n] over rows
-// shapes    dout (N,OC) floatX | db (OC) in the type of --grad-dtype
-// mapping   a block of one warp owns SUM_COLUMNS columns and every gridDim.y-th row; a lane owns packs of the columns,
-//           and loads SUM_ROWS rows of them at once: with 32 blocks, 64 KiB are in flight on a multiprocessor (BF16)
-// cost      bandwidth: reads N*OC once
-
-__global__ void __launch_bounds__(WARP_SIZE)
-bias_backward_kernel(float* partials, const floatX* dout, size_t N, int OC) {
-    const int column = blockIdx.x * SUM_COLUMNS + fp32_lane_start();
-    float sum[SUM_PACKS][PACK_FP32] = {};
-    add_rows(sum, dout, blockIdx.y, N, gridDim.y, column, OC);
-    for (int p = 0; p < SUM_PACKS; p++)
-        if (column + p * FP32_STRIDE < OC)
-            store(partials + blockIdx.y * static_cast<size_t>(OC) + column + p * FP32_STRIDE, sum[p]);
-}
-
-// partials (partial_blocks(N), OC) fp32 scratch
-void bias_backward(Grad db, float* partials, const Tensor& dout) {
-    const size_t N = dout.rows, OC = dout.columns, blocks = partial_blocks(N);
-    launch("bias_backward", bias_backward_kernel, dim3(ceil_div(OC, SUM_COLUMNS), blocks), WARP_SIZE, 0, partials,
-           dout.x, N, OC);
-    add_partials({db}, partials, blocks, OC);
-}
-
-// ==== gelu ===================================================================
-// forward   out = x * s,   s = 1 / (1 + exp(-2u)),   u = sqrt(2/pi) * (x + 0.044715 x^3)
-//           which is 0.5 * x * (1 + tanh(u)), GPT-2's GELU, since 0.5 * (1 + tanh(u)) = s
-// backward  dinp = dout * (s + x * s * (1 - s) * 2 du/dx)
-// shapes    all (n) floatX, any shape flattened
-// mapping   one thread per pack
-// cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
-// source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
-// used      where no matmul's epilogue computes them (section "matmul"); with FP8, fp8_gelu_backward (gpt/fp8.cuh)
-//           computes the backward
-// variants  dev/kernels/gelu.cu
-
-constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
-constexpr float GELU_CUBIC = 0.044715f;
-
-__device__ __forceinline__ float gelu_sigmoid(float x) {
-    constexpr float LINEAR = -2 * LOG2E * GELU_SCALE, CUBIC = LINEAR * GELU_CUBIC;   // -2u, for a power of 2
-    return reciprocal_approx(1.0f + exp2_approx(x * (LINEAR + CUBIC * (x * x))));
-}
-
-__global__ void gelu_forward_kernel(Out<e4m3> out, const floatX* inp, size_t n) {
-    const Span span = my_span(n);
-    Writer<e4m3> writer(out);
-    for (size_t i = span.begin; i < span.end; i += span.stride) {
-        float x[PACK];
-        load(x, inp + i);
-        for (int k = 0; k < PACK; k++) x[k] *= gelu_sigmoid(x[k]);
-        writer.put(i, x);
-    }
-    writer.finish();
-}
-
-// The derivative of GELU.
-__device__ __forceinline__ float gelu_slope(float x) {
-    const float s = gelu_sigmoid(x);
-    const float slope = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);   // du/dx
-    return s + 2.0f * x * s * (1.0f - s) * slope;
-}
-
-__global__ void gelu_backward_kernel(Out<e5m2> dinp, const floatX* dout, const floatX* inp, size_t n) {
-    const Span span = my_span(n);
-    Writer<e5m2> writer(dinp);
-    for (size_t i = span.begin; i < span.end; i += span.stride) {
-        float x[PACK], d[PACK];
-        load(x, inp + i);
-        load(d, dout + i);
-        for (int k = 0; k < PACK; k++) d[k] *= gelu_slope(x[k]);
-        writer.put(i, d);
-    }
-    writer.finish();
-}
-
-void gelu_forward(const Tensor& out, const Tensor& inp) {
-    launch("gelu_forward", gelu_forward_kernel, span_blocks(inp.size()), BLOCK, 0, out.to<e4m3>(), inp.x, inp.size());
-    out.finish();
-}
-
-// dinp may be dout
-void gelu_backward(const Tensor& dinp, const floatX* dout, const Tensor& inp) {
-    launch("gelu_backward", gelu_backward_kernel, span_blocks(inp.size()), BLOCK, 0, dinp.to<e5m2>(), dout, inp.x,
-           inp.size());
-    dinp.finish();
 }
 
 // ==== attention ==============================================================
@@ -1644,286 +1425,10 @@ void adamw(const Slice& s, const Step* step, unsigned long long* unchanged) {
     });
 }
 
-// ==== init ===================================================================
-// out[i] = normal(0, std), a function of the seed and of the element's index in the whole tensor only: independent of
-// the order of threads and of how a tensor is divided among GPUs.
-// source    Steele et al. 2014 (SplitMix64, the hash); Box and Muller 1958 (two uniforms to a normal)
-
-__host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-// A tensor rank's part of a tensor: of each sequence of `ranks` runs of `run` elements, the run number `rank`.
-struct TensorPart {
-    size_t run = 1, ranks = 1, rank = 0;
-    // The index in the whole tensor of the part's element i.
-    __host__ __device__ size_t whole(size_t i) const { return (i / run * ranks + rank) * run + i % run; }
-    // Calls visit(i, n) for the contiguous pieces of elements first ... first + count - 1: n elements from i on.
-    template <typename F> void for_each_run(size_t first, size_t count, F visit) const {
-        for (size_t i = first, end = first + count, n; i < end; i += n) {
-            n = std::min(end - i, run - i % run);
-            visit(i, n);
-        }
-    }
-};
-
-template <typename T>
-__global__ void init_normal_kernel(T* out, float std, uint64_t seed, size_t begin, TensorPart part, size_t first,
-                                   size_t n) {
-    const Span span = my_span(n);
-    for (size_t i = span.begin; i < span.end; i += span.stride)
-        for (size_t j = i; j < min(i + PACK, n); j++) {
-            const uint64_t bits = splitmix64(seed ^ splitmix64(begin + part.whole(first + j)));
-            const float u1 = ((bits >> 40) + 1) * (1.0f / (1 << 24));            // (0, 1]
-            const float u2 = (bits & 0xffffff) * (1.0f / (1 << 24));             // [0, 1)
-            out[j] = static_cast<T>(std * sqrtf(-2.0f * logf(u1)) * cosf(6.2831853f * u2));
-        }
-}
-
-template <typename T> __global__ void fill_kernel(T* out, float value, size_t n) {
-    const Span span = my_span(n);
-    for (size_t i = span.begin; i < span.end; i += span.stride)
-        for (size_t j = i; j < i + PACK; j++) out[j] = static_cast<T>(value);
-}
-
-// weights = master, rounded to floatX: after init or loading. In training adamw_kernel rounds.
-__global__ void round_weights_kernel(floatX* weights, const float* master, size_t n) {
-    const Span span = my_span(n);
-    for (size_t i = span.begin; i < span.end; i += span.stride) {
-        float x[PACK];
-        load(x, master + i);
-        store(weights + i, x);
-    }
-}
-
-// Element i of out is element first + i of a part of a tensor, whose elements are numbered from `begin` on.
-template <typename T>
-void init_normal(T* out, float std, uint64_t seed, size_t begin, const TensorPart& part, size_t first, size_t n) {
-    launch("init_normal", init_normal_kernel<T>, span_blocks(n), BLOCK, 0, out, std, seed, begin, part, first, n);
-}
-template <typename T> void fill_with(T* out, float value, size_t n) {
-    launch("fill", fill_kernel<T>, span_blocks(n), BLOCK, 0, out, value, n);
-}
-void round_weights(floatX* weights, const float* master, size_t n) {
-    launch("round_weights", round_weights_kernel, span_blocks(n), BLOCK, 0, weights, master, n);
-}
-
-// ==== matmul =================================================================
-// out (M,N) = A (M,K) B (K,N), all row-major; A and B may be stored transposed
-// mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
-//           operands gives out^T = B^T A^T. FP8: see fp8_in_any_layout()
-// epilogue  bias, always. On Hopper and later, and on a CPU, also GELU', unless --matmul-tuning has found separate
-//           kernels faster; and bias with GELU, if it has found that faster, with --recompute none: the other modes
-//           compute GELU again from the stored pre-activation and must get the same bits. With FP8 only the bias is an
-//           epilogue, because kernels write the 8-bit copies
-// choice    cuBLASLt offers several algorithms for a shape, best first by its own estimate. The program takes the
-//           first, or the fastest (--matmul-tuning). Each algorithm gives the same bits at every call; two algorithms
-//           may round differently
-// cost      compute: 2*M*N*K FLOPs
-// variants  dev/kernels/matmul.cu
-
-constexpr size_t MATMUL_WORKSPACE = 128 << 20;   // for partial sums: more algorithms fit than in the usual 32 MiB
-constexpr uint32_t MATMUL_ALIGNMENT = 16;        // bytes, at least, of every operand
-constexpr int MATMUL_CANDIDATES = 64;            // algorithms requested from cuBLASLt
-
-// cuBLASLt may split a long sum among blocks if the parts stay FP32 and a separate kernel adds them. Adding the parts
-// in the output would round each time to the output's type, in an order that cuBLASLt does not specify.
-constexpr uint32_t MATMUL_SPLIT_SUMS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-
-enum class Op { AS_IS, TRANSPOSED };
-enum class Into { ASSIGN, ADD };
-enum class Epilogue { NONE, BIAS, GELU_BACKWARD, BIAS_GELU };   // BIAS_GELU also stores the pre-activation
-
-struct MatmulShape {
-    size_t M, N, K;
-    Op a, b;
-    DType out;
-    Into into;
-    Epilogue epilogue;
-    DType a_type = FLOATX, b_type = FLOATX;
-    bool fast_accumulation = false;   // of FP8 operands
-
-    auto key() const {
-        return std::make_tuple(M, N, K, a, b, out, into, epilogue, a_type, b_type, fast_accumulation);
-    }
-    bool operator<(const MatmulShape& other) const { return key() < other.key(); }
-    std::string name() const {
-        constexpr const char* EPILOGUES[] = {"", " + bias", " * gelu'", " + bias, gelu"};
-        const std::string both = format("%s x %s", name_of(a_type), name_of(b_type));
-        const std::string types = a_type == b_type ? name_of(a_type) : both;
-        return format("%s%s %zu x %zu x %zu %c%c %s %s%s", types.c_str(), fast_accumulation ? " fast" : "",
-                      M, N, K, a == Op::AS_IS ? 'N' : 'T', b == Op::AS_IS ? 'N' : 'T',
-                      into == Into::ADD ? "added to" : "into", name_of(out), EPILOGUES[static_cast<int>(epilogue)]);
-    }
-};
-
-size_t matmul_workspace_bytes() { return device.matmul_workspace ? MATMUL_WORKSPACE : 0; }
-
-cudaDataType_t cuda_type(DType dtype) {
-    constexpr cudaDataType_t TYPES[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
-    return TYPES[static_cast<int>(dtype)];
-}
-
-template <typename T> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, T value) {
-    check(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)),
-          "cublasLtMatmulDescSetAttribute");
-}
-
-// cuBLASLt's layout of a row-major matrix (rows, columns), which may be stored transposed.
-cublasLtMatrixLayout_t matrix_layout(DType dtype, size_t rows, size_t columns, Op op) {
-    if (op == Op::TRANSPOSED) std::swap(rows, columns);
-    cublasLtMatrixLayout_t layout;
-    check(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), columns, rows, columns), "cublasLtMatrixLayoutCreate");
-    return layout;
-}
-
-struct Product {
-    void* out;
-    const void *a, *b;
-    MatmulShape shape;
-    const float *a_factor = nullptr, *b_factor = nullptr;   // for FP8 operands: 1 / scale, in device memory
-    const void* add = nullptr;   // (M,N), as out, for Into::ADD: what is added; null: the old out
-    float alpha = 1, beta = 1;   // out = alpha A B + beta add
-    // Of the epilogue, floatX: its inputs, a bias (N) and a pre-activation (M,N), and its second output (M,N).
-    const void *bias = nullptr, *pre_activation = nullptr;
-    void* second_out = nullptr;
-};
-
-// cuBLASLt's description of one shape, created once and kept until the program ends.
-struct MatmulPlan {
-    cublasLtMatmulDesc_t operation = nullptr;
-    cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;   // in cuBLASLt's order: a and b are swapped
-    std::vector<cublasLtMatmulAlgo_t> algorithms;   // the first is used; empty: the shape is not used
-    // For matmul tuning: the last product of this shape; what it competes with, if it is optional.
-    Product last = {};
-    std::function<void()> alternative;
-};
-
-// Sets the pointers that differ from call to call: the epilogue's and FP8 scales.
-void set_pointers(const MatmulPlan& plan, const Product& p) {
-    const void* aux = p.second_out ? p.second_out : p.pre_activation;
-    // cuBLASLt offers algorithms for the alignment of the first call's pointer.
-    if (reinterpret_cast<uintptr_t>(aux) % MATMUL_ALIGNMENT)
-        throw Failure("%s: expected a pre-activation aligned to %u bytes", p.shape.name().c_str(), MATMUL_ALIGNMENT);
-    if (p.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-    if (aux) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
-    if (p.b_factor) set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_factor);
-    if (p.a_factor) set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_factor);
-}
-
-// Returns the algorithms that cuBLASLt offers for a plan, best first by its own estimate.
-std::vector<cublasLtMatmulAlgo_t> offered_algorithms(const MatmulPlan& plan) {
-    cublasLtMatmulPreference_t preference;
-    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-    auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-        check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
-              "cublasLtMatmulPreferenceSetAttribute");
-    };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{matmul_workspace_bytes()});
-    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, MATMUL_SPLIT_SUMS);
-    for (auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        prefer(operand, MATMUL_ALIGNMENT);
-    cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES] = {};
-    int count = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(device.matmul, plan.operation, plan.a, plan.b, plan.out, plan.out, preference,
-                                       MATMUL_CANDIDATES, results, &count);
-    check(cublasLtMatmulPreferenceDestroy(preference), "cublasLtMatmulPreferenceDestroy");
-    std::vector<cublasLtMatmulAlgo_t> offered;
-    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; i++)
-        if (results[i].state == CUBLAS_STATUS_SUCCESS) offered.push_back(results[i].algo);
-    return offered;
-}
-
-MatmulPlan make_matmul_plan(const Product& p) {
-    const MatmulShape& s = p.shape;
-    MatmulPlan plan;
-    check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-    set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.b == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, s.a == Op::TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N);
-    constexpr cublasLtEpilogue_t EPILOGUES[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
-                                                CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
-    set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, EPILOGUES[static_cast<int>(s.epilogue)]);
-    if (p.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(FLOATX));
-    if (s.epilogue == Epilogue::GELU_BACKWARD || s.epilogue == Epilogue::BIAS_GELU)
-        set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<int64_t>(s.N));
-    if (s.fast_accumulation) set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
-    set_pointers(plan, p);
-    plan.a = matrix_layout(s.b_type, s.K, s.N, s.b);
-    plan.b = matrix_layout(s.a_type, s.M, s.K, s.a);
-    plan.out = matrix_layout(s.out, s.M, s.N, Op::AS_IS);
-    if (s.epilogue != Epilogue::BIAS_GELU) plan.algorithms = offered_algorithms(plan);
-    return plan;
-}
-
-// The plan of every shape that has occurred.
-static std::map<MatmulShape, MatmulPlan> matmul_plans;
-
-MatmulPlan& matmul_plan(const Product& p) {
-    const auto known = matmul_plans.find(p.shape);
-    if (known != matmul_plans.end()) return known->second;
-    return matmul_plans.emplace(p.shape, make_matmul_plan(p)).first->second;
-}
-
-cublasStatus_t multiply(const MatmulPlan& plan, const Product& p, const cublasLtMatmulAlgo_t& algorithm) {
-    const float beta = p.shape.into == Into::ADD ? p.beta : 0;
-    const void* added = p.add ? p.add : p.out;
-    set_pointers(plan, p);
-    return cublasLtMatmul(device.matmul, plan.operation, &p.alpha, p.b, plan.a, p.a, plan.b, &beta, added, plan.out,
-                          p.out, plan.out, &algorithm, device.matmul_workspace, matmul_workspace_bytes(),
-                          device.stream);
-}
-
-// Returns false if cuBLASLt has no kernel for this shape, or if matmul tuning has not chosen it.
-bool try_matmul(const Product& p) {
-    MatmulPlan& plan = matmul_plan(p);
-    plan.last = p;
-    if (plan.algorithms.empty()) return false;
-    auto work = [&] { check(multiply(plan, p, plan.algorithms[0]), "cublasLtMatmul"); };
-    const bool updates = p.shape.into == Into::ADD && !p.add;
-    if (updates) on_stream("matmul", device.stream, work, updated(p.out), p.a, p.b);
-    else on_stream("matmul", device.stream, work, p.out, p.second_out, p.a, p.b, p.add, p.bias, p.pre_activation);
-    return true;
-}
-
-// Returns the first cuBLASLt with FP8 kernels for this GPU, as cublasLtGetVersion() numbers them: that of CUDA 12.1
-// Update 1 for Ada, of CUDA 11.8 for Hopper and of CUDA 12.8 for Blackwell.
-size_t first_cublaslt_with_fp8() {
-    const int major = device.properties.major;
-    return major >= 10 ? 120800 : major == 9 ? 111103 : 120103;
-}
-
-std::string cublaslt_text(size_t version) {
-    return format("cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
-}
-
-void matmul(const Product& p) {
-    if (try_matmul(p)) return;
-    const bool fp8 = p.shape.a_type != FLOATX;
-    throw Failure("%s has no kernel for a matmul of %s%s", cublaslt_text(cublasLtGetVersion()).c_str(),
-                  p.shape.name().c_str(),
-                  fp8 ? format("; FP8 needs %s", cublaslt_text(first_cublaslt_with_fp8()).c_str()).c_str() : "");
-}
-
-// Runs p, whose epilogue is optional, or alternative(), which computes the same in more launches. Matmul tuning
-// chooses, and calls alternative() later: it must own what it captures.
-template <typename F> void matmul_or(const Product& p, F alternative) {
-    matmul_plan(p).alternative = alternative;
-    if (!try_matmul(p)) alternative();
-}
-
-// Returns whether a matmul with this operand may have an epilogue with GELU. Before Hopper they are slower than the
-// kernels.
-bool may_fuse_gelu(const Tensor& operand) {
-    return !operand.fp8.x && (device.properties.major >= 9 || device.is_cpu());
-}
-constexpr size_t BIAS_GELU_VERSION = 120500;   // of cuBLASLt, at least
-
-#include "gpt/fp8_kernels.cuh"   // Tensor::finish(), Tensor::quantise(), fp8_transpose(), fp8_gelu_backward()
+#include "gpt/matmul.cuh"        // matmul(): cuBLASLt's products, with bias and GELU as epilogues
+#include "gpt/fp8_kernels.cuh"   // Tensor::finish(), Tensor::quantise(), read_fp8()
+#include "gpt/launch.cuh"        // the processes of many GPUs: world, sum_of_all(), start_processes(), WatchdogPause
+#include "gpt/collectives.cuh"   // over_gpus(), gather(), start_sum(), await_sum(), own_rows()
 
 // ==== linear =================================================================
 // forward   out = inp w + b, or out = inp w + b + add: the residual addition, rounded once
@@ -1932,9 +1437,6 @@ constexpr size_t BIAS_GELU_VERSION = 120500;   // of cuBLASLt, at least
 // many GPUs gather(), start_sum() and their neighbours do something only with tensor parallelism
 // cost      compute: 2*N*C*OC FLOPs each
 // variants  dev/kernels/matmul.cu
-
-#include "gpt/launch.cuh"        // the processes of many GPUs: world, sum_of_all(), start_processes(), WatchdogPause
-#include "gpt/collectives.cuh"   // over_gpus(), gather(), start_sum(), await_sum(), own_rows()
 
 // out = A B, in FP8 if both have such copies
 Product product_of(void* out, const Tensor& a, Op a_op, const Tensor& b, Op b_op, DType type = FLOATX,
@@ -2026,6 +1528,27 @@ void linear_gelu_backward(const Tensor& dpre, Grad dw, Grad db, float* partials,
 
 #include "gpt/muon.cuh"   // muon(): --optimizer muon
 
+__host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+// A tensor rank's part of a tensor: of each sequence of `ranks` runs of `run` elements, the run number `rank`.
+struct TensorPart {
+    size_t run = 1, ranks = 1, rank = 0;
+    // The index in the whole tensor of the part's element i.
+    __host__ __device__ size_t whole(size_t i) const { return (i / run * ranks + rank) * run + i % run; }
+    // Calls visit(i, n) for the contiguous pieces of elements first ... first + count - 1: n elements from i on.
+    template <typename F> void for_each_run(size_t first, size_t count, F visit) const {
+        for (size_t i = first, end = first + count, n; i < end; i += n) {
+            n = std::min(end - i, run - i % run);
+            visit(i, n);
+        }
+    }
+};
+
 // ==== model: sizes ===========================================================
 
 struct Preset { const char* name; Config config; };
@@ -2083,16 +1606,7 @@ struct Setup {
 
 // ==== model: parameters ======================================================
 // One row per parameter tensor, under Hugging Face's names. Weights, gradients, master weights and the two moments are
-// five blocks of memory with the same layout: group 1 + l has the tensors of layer l that tensor parallelism can split
-// (section "many GPUs"), group 0 all others: embeddings, LayerNorms, the biases of attproj and fcproj. In each group,
-// parameters with weight decay come first, so a single offset separates them from the rest. Each group is padded with
-// zeros to a multiple of the number of ranks that share it, and divides into one shard for each of them:
-//
-//     WHOLE     | group 0             pad | group 1             pad | group 2             pad | ...
-//     shards    |   rank 0   |   rank 1   |   rank 0   |   rank 1   |   rank 0   |   rank 1   | ...
-//     SHARDED   |   group 0  |   group 1  |   group 2  | ...        this rank's shards
-//
-// Muon needs whole matrices. So with Muon a layer's group is not divided: the shard of rank l % ranks is all of layer l.
+// five blocks of memory with the same layout (gpt/sharding.cuh).
 
 // Storage of a tensor of all layers. Layer l uses copy l % copies.
 struct BufferBase {
@@ -2195,98 +1709,7 @@ ParameterCount count_parameters(const Config& c) {
     return n;
 }
 
-// A block holds all parameters, or this rank's shards of all groups, one after the other.
-enum class Placement { WHOLE, SHARDED };
-
-constexpr size_t SHARD_UNIT = 64;   // elements: a shard is a whole number of cache lines (128 bytes)
-
-struct Layout {
-    size_t gpus, tensor, rank, layers;
-    size_t common = 0, common_decayed = 0;   // elements of group 0, and the number of those with weight decay
-    size_t layer = 0, layer_decayed = 0;     // the same for each layer's group
-    size_t skipped = 0;                      // elements of each layer's group, the first ones, that are not stored
-    bool by_layer = false;                   // Muon: layers are not divided
-
-    size_t elements() const { return common + layers * layer; }
-    size_t elements(Placement p) const { return part(0, p) + stored(p) * part(1, p); }
-    // The number of layers that have space in a block.
-    size_t stored(Placement p) const { return p == Placement::WHOLE ? layers : ceil_div(layers, step()); }
-    size_t group(size_t g) const { return g == 0 ? common : layer; }
-    size_t decayed(size_t g) const { return g == 0 ? common_decayed : layer_decayed; }
-    // The ranks that share a group, and a rank's number among them: all ranks share group 0, and those of different
-    // tensor groups that hold the same part of a layer share that part.
-    size_t ranks(size_t g) const { return g == 0 ? gpus : gpus / tensor; }
-    size_t number(size_t g, size_t r) const { return g == 0 ? r : by_layer ? 0 : r / tensor; }
-    size_t shard(size_t g) const { return g > 0 && by_layer ? layer : group(g) / ranks(g); }
-    size_t step() const { return by_layer ? gpus : 1; }   // from one layer of a rank to the next
-    size_t owner(size_t g) const { return (g - 1) % gpus; }
-    bool has_shard(size_t g, size_t r) const { return g == 0 || !by_layer || owner(g) == r; }
-    size_t part(size_t g, Placement p) const { return p == Placement::WHOLE ? group(g) : shard(g); }
-    // The offset of group g in a block.
-    size_t begin(size_t g, Placement p) const {
-        return g == 0 ? 0 : part(0, p) + (g - 1) / (p == Placement::WHOLE ? 1 : step()) * part(1, p);
-    }
-    // The offset of this rank's shard of group g.
-    size_t own_shard(size_t g, Placement p) const {
-        return begin(g, p) + (p == Placement::WHOLE ? number(g, rank) * shard(g) : 0);
-    }
-    size_t place(const ParameterRow& row, size_t l) const {   // the offset of a tensor in a whole block
-        return row.is_split() ? begin(1 + l, Placement::WHOLE) + row.offset - skipped : row.offset + l * row.elements;
-    }
-};
-
-Layout layout_of(const Config& c, size_t gpus = 1, size_t tensor = 1, size_t rank = 0) {
-    Layout y = {gpus, tensor, rank, static_cast<size_t>(c.layers)};
-    for (const ParameterRow& row : parameter_table(c, tensor)) {
-        const size_t n = row.elements * (row.is_split() ? 1 : row.copies);
-        (row.is_split() ? y.layer : y.common) += n;
-        if (row.decays()) (row.is_split() ? y.layer_decayed : y.common_decayed) += n;
-    }
-    y.common = ceil_div(y.common, y.ranks(0) * SHARD_UNIT) * y.ranks(0) * SHARD_UNIT;
-    y.layer = ceil_div(y.layer, y.ranks(1) * SHARD_UNIT) * y.ranks(1) * SHARD_UNIT;
-    return y;
-}
-Layout layout_of(const Setup& s) {
-    Layout y = layout_of(s.config, s.gpus, s.tensor, s.rank);
-    y.by_layer = s.optimizer == Optimizer::MUON;
-    return y;
-}
-
-// Muon updates a layer's parameters with weight decay, its matrices, which have no v.
-bool on_muon(const Setup& s, const ParameterRow& row) {
-    return s.optimizer == Optimizer::MUON && row.is_split() && row.decays();
-}
-Layout layout_of_v(const Setup& s) {
-    Layout y = layout_of(s);
-    if (y.by_layer) y.layer -= y.skipped = std::exchange(y.layer_decayed, 0);
-    return y;
-}
-
-// Groups first, first + step, ... of a layout.
-struct Groups {
-    size_t first, count, step;
-    size_t stride(const Layout& y, Placement p) const { return (p == Placement::WHOLE ? step : 1) * y.part(first, p); }
-};
-
-// Returns the layers of which this rank has a part in a block with this placement.
-Groups own_layers(const Layout& y, Placement p) {
-    if (p == Placement::WHOLE || !y.by_layer) return {1, y.layers, 1};
-    return {std::min(1 + y.rank, y.layers), (y.layers + y.gpus - 1 - y.rank) / y.gpus, y.gpus};
-}
-
-std::vector<ParameterRow> parameter_table(const Setup& s) { return parameter_table(s.config, s.tensor, s.rank); }
-
-// What a rank's block holds of its part of a tensor: elements first ... first + count - 1, at offset `at` in the block.
-struct Shard { size_t first, count, at; };
-
-Shard shard_of(const Layout& y, const ParameterRow& row, size_t l, Placement placement, size_t rank) {
-    if (placement == Placement::WHOLE) return {0, row.elements, y.place(row, l)};
-    const size_t g = row.is_split() ? 1 + l : 0, count = y.shard(g), low = y.number(g, rank) * count;
-    if (!y.has_shard(g, rank)) return {0, 0, 0};
-    const size_t place = y.place(row, l) - y.begin(g, Placement::WHOLE);   // in the group
-    const size_t begin = std::max(place, low), end = std::min(place + row.elements, low + count);
-    return begin < end ? Shard{begin - place, end - begin, y.begin(g, placement) + begin - low} : Shard{0, 0, 0};
-}
+#include "gpt/sharding.cuh"   // Layout: where each parameter is in a block of memory, and each GPU's part of it
 
 // ==== model: activations and workspace =======================================
 // One row per tensor: the shape of one copy, and the number of copies (one for each layer, or one for all).
@@ -2358,28 +1781,7 @@ ActivationRow row_of(BufferBase& tensor, const char* name, DType dtype, std::vec
     return {&tensor, name, std::move(shape), name_of(dtype), size_of(dtype), copies, category};
 }
 
-// With fp8-all backward reads the FP8 tensors of forward, so each layer has a copy; otherwise one copy is enough.
-// only_none, except_full: see activation_table(). Weights are followed by their transposed copies.
-std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t only_none, size_t except_full) {
-    const size_t N = s.N(), C = s.config.channels, Ct = C / s.tensor, L = s.config.layers;
-    const bool all = s.matmul == MatmulIn::FP8_ALL;
-    if (!all) only_none = except_full = 1;
-    const size_t ln = s.tensor > 1 ? 1 : only_none;   // tensor parallelism keeps R rows in floatX instead
-    std::vector<ActivationRow> rows = {
-        row_of(a.ln1_8,     "ln1_8",     DType::E4M3, {N, C},      ln),
-        row_of(a.att_8,     "att_8",     DType::E4M3, {N, Ct},     except_full),
-        row_of(a.ln2_8,     "ln2_8",     DType::E4M3, {N, C},      ln),
-        row_of(a.gelu_8,    "gelu_8",    DType::E4M3, {N, 4 * Ct}, only_none),
-        row_of(a.dqkv_8,    "dqkv_8",    DType::E5M2, {N, 3 * Ct}, 1),
-        row_of(a.dres_8,    "dres_8",    DType::E5M2, {N, C},      1),
-        row_of(a.dfc_8,     "dfc_8",     DType::E5M2, {N, 4 * Ct}, 1),
-        row_of(a.weights_8, "weights_8", DType::E4M3, {2, 12 * C * Ct}, L, Category::WEIGHTS),
-        row   (a.fp8_scales,  "fp8_scales",  {FP8_TENSORS}, L, Category::WORKSPACE),
-        row   (a.fp8_amaxes,  "fp8_amaxes",  {FP8_TENSORS}, L, Category::WORKSPACE),
-    };
-    if (all) rows.push_back(row_of(a.transposed, "transposed", DType::E5M2, {2, N, std::max(C, 4 * Ct)}, 1));
-    return rows;
-}
+std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t only_none, size_t except_full);
 
 std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const Config& c = s.config;
@@ -2451,77 +1853,9 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     return rows;
 }
 
-// ==== model: memory ==========================================================
-// plan() returns the memory that a setup needs, and allocate() allocates by the same tables, so the prediction is
-// exact.
+#include "gpt/memory.cuh"       // plan(), memory_now(), require_memory()
 
-struct Plan {
-    size_t bytes[std::size(CATEGORY_NAMES)] = {};
-    size_t total = 0;
-
-    void add(Category category, size_t n) {
-        bytes[static_cast<int>(category)] += n;
-        total += n;
-    }
-};
-
-constexpr size_t CUDA_BYTES = 545 << 20;   // of CUDA itself: context, kernels, cuBLASLt; measured on an H100, CUDA 13.0
-constexpr size_t NCCL_BYTES = 512 << 20;   // estimate, of a communicator: depends on the links between the GPUs
-
-constexpr bool SEPARATE_MASTER = FLOATX != DType::FP32;   // in FP32 the weights are their own master copy
-bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_weights != MasterWeights::NONE; }
-
-// What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
-// Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, and the one above
-// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs a layer's whole gradients.
-int last_stage(const Setup& s) { return s.optimizer == Optimizer::MUON ? 1 : s.matmul == MatmulIn::FLOATX ? 3 : 2; }
-Placement weights_placement(const Setup& s) { return s.zero >= 3 ? Placement::SHARDED : Placement::WHOLE; }
-Placement grads_placement(const Setup& s) { return s.zero >= 2 ? Placement::SHARDED : Placement::WHOLE; }
-Placement states_placement(const Setup& s) { return s.zero >= 1 ? Placement::SHARDED : Placement::WHOLE; }
-Placement master_placement(const Setup& s) { return SEPARATE_MASTER ? states_placement(s) : weights_placement(s); }
-constexpr size_t BUFFERS = 2;   // layers
-size_t weight_copies(int zero, size_t layers) { return zero >= 3 ? std::min(BUFFERS, layers) : layers; }
-size_t grad_copies(int zero, size_t layers) { return zero >= 2 ? std::min(BUFFERS, layers) : layers; }
-
-size_t buffer_elements(const Layout& y) { return y.common + std::min(BUFFERS, y.layers) * y.layer; }
-
-Plan plan(const Setup& s) {
-    Plan plan;
-    const Layout y = layout_of(s);
-    plan.add(Category::WEIGHTS, y.elements(weights_placement(s)) * size_of(s.precision));
-    if (weights_placement(s) == Placement::SHARDED)
-        plan.add(Category::BUFFERS, buffer_elements(y) * size_of(s.precision));
-    if (s.purpose == Purpose::TRAINING) {
-        plan.add(Category::GRADIENTS, y.elements(grads_placement(s)) * size_of(s.grad_dtype));
-        if (grads_placement(s) == Placement::SHARDED)
-            plan.add(Category::BUFFERS, buffer_elements(y) * size_of(s.grad_dtype));
-        const size_t states = y.elements(states_placement(s)) * sizeof(float);
-        if (has_master(s)) plan.add(Category::MASTER, states);
-        plan.add(Category::ADAM_M, states);
-        plan.add(Category::ADAM_V, layout_of_v(s).elements(states_placement(s)) * sizeof(float));
-    }
-    Activations nowhere;
-    for (const ActivationRow& row : activation_table(nowhere, s)) plan.add(row.category, row.bytes());
-    const size_t communicators = s.tensor > 1 ? 3 : s.gpus > 1 ? 1 : 0;
-    if (s.on_gpu) plan.add(Category::CUDA, CUDA_BYTES + communicators * NCCL_BYTES);
-    return plan;
-}
-
-json bytes_record(const Plan& p) {
-    json bytes;
-    for (size_t i = 0; i < std::size(CATEGORY_NAMES); i++) bytes[CATEGORY_NAMES[i]] = p.bytes[i];
-    return bytes;
-}
-
-// Returns the largest micro-batch whose plan fits into `bytes`, 0 if none does.
-int largest_micro_batch(Setup s, size_t bytes) {
-    int fits = 0;
-    for (int step = MAX_SEQUENCES; step > 0; step /= 2) {
-        s.B = fits + step;
-        if (s.B <= MAX_SEQUENCES && s.N() < MAX_ROWS && plan(s).total <= bytes) fits = s.B;
-    }
-    return fits;
-}
+// ==== model ==================================================================
 
 enum class MicroBatch { ONE_OF_SEVERAL, LAST };   // of a step
 
@@ -2551,68 +1885,6 @@ struct Model {
 
 Grad grad_at(const Model& m, size_t element) {
     return {static_cast<char*>(m.grads.data) + element * size_of(m.grads.dtype), m.grads.dtype};
-}
-
-// ==== many GPUs ==============================================================
-// Each GPU has one process (rank). gpt/many_gpus.md explains the use.
-//
-// Data parallelism: each rank computes micro-batches of its own, and a step's gradients are sums over ranks. ZeRO
-// shards, in stages, what each rank would otherwise hold whole. states_placement() and its neighbours in "model: memory"
-// decide what.
-//
-//   --zero  sharded            sent by each of G GPUs, in elements per parameter, times (G - 1) / G
-//   0       nothing            2 a step: gradients, summed for all ranks (all-reduce)
-//   1       optimizer, master  1 + 1 a step: gradients, each shard summed for its rank (reduce-scatter), and after the
-//                              update the new weights (all-gather)
-//   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has computed them
-//   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
-//
-// With Muon, stage 1 sums a layer's gradients for one rank (reduce), which updates and broadcasts its weights.
-//
-// Tensor parallelism (--tensor-parallel t): t neighbouring ranks, a tensor group, share a micro-batch of N rows. They
-// split only attention and the four matmuls of a block: a rank has NH / t heads and 4 C / t columns of the MLP, so
-// columns of qkv and fc and rows of attproj and fcproj. Everything else works on R = N / t rows of the residual stream,
-// like a rank of data parallelism with a smaller micro-batch:
-//
-//     rank 0   R rows -- ln1 --+          +-- qkv, attention, attproj of heads 0 ... NH/t - 1 --+       +-- R rows
-//     rank 1   R rows -- ln1 --+- gather -+-- qkv, attention, attproj of the next NH/t heads  --+- sum -+-- R rows
-//                              N rows of ln1 for each rank      a summand of N rows from each rank
-//
-// The MLP likewise. gather_rows() is an all-gather, sum_rows() a reduce-scatter; backward replaces each by the other,
-// and gathers ln1 and ln2 again for the gradients of weights. In elements per layer and micro-batch, a rank sends
-// 10 N C (t - 1) / t; with --recompute full 13.
-//
-// Communication runs on streams of its own while device.stream computes.
-// source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5;
-//         Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
-//         Transformer Models", section 4.2
-
-// ==== model: allocation ======================================================
-
-struct Memory { size_t available, all; };
-
-Memory memory_now() {
-    Memory memory;
-    check(cudaMemGetInfo(&memory.available, &memory.all), "cudaMemGetInfo");
-    return memory;
-}
-
-void require_memory(const Setup& s) {
-    const auto [available, all] = memory_now();
-    const Plan p = plan(s);
-    const size_t needed = p.total - p.bytes[static_cast<int>(Category::CUDA)];   // CUDA's is allocated already
-    if (needed <= available) return;
-    std::string help;
-    for (const auto& [name, mode] : RECOMPUTE_NAMES) {
-        Setup other = s;
-        other.recompute = mode;
-        const int fits = largest_micro_batch(other, available);
-        if (fits && s.purpose == Purpose::TRAINING && mode >= s.recompute && help.empty())
-            help = format("; --micro-batch %d --recompute %s fits", fits, name);
-    }
-    if (help.empty()) help = "; no micro-batch fits: a smaller --model or --seq-len is needed";
-    throw UserError("out of device memory: this run needs %s, but %s of %s are free on %s%s", size_text(needed).c_str(),
-                    size_text(available).c_str(), size_text(all).c_str(), device.properties.name, help.c_str());
 }
 
 void* allocate_block(Model& m, size_t bytes, const char* name) {
@@ -2774,43 +2046,7 @@ Gradients gradients(const Model& m, size_t l) {
     return d;
 }
 
-// ==== model: initial weights =================================================
-
-// weights = round(master), after init or loading. Each rank rounds its part; need_weights() gathers the rest.
-void master_changed(Model& m) {
-    const Layout& y = m.layout;
-    const Placement states = states_placement(m.setup), weights = weights_placement(m.setup);
-    for (size_t g = 0; SEPARATE_MASTER && g <= y.layers; g++)
-        if (states == Placement::WHOLE || y.has_shard(g, y.rank))
-            round_weights(m.weights + update_begin(m, g, weights), m.master + update_begin(m, g, states),
-                          y.part(g, states));
-    weights_changed(m);
-}
-
-// GPT-2's init: normal with std 0.02; std 0.02 / sqrt(2L) for weights that write to the residual stream, a sum of 2L
-// outputs.
-template <typename T> void init_block(T* block, Placement placement, const Model& m, uint64_t seed) {
-    for (const ParameterRow& row : parameter_table(m.setup))
-        for (size_t l = 0; l < row.copies; l++) {
-            const Shard shard = shard_of(m.layout, row, l, placement, m.layout.rank);
-            // The vocabulary's padding stays 0.
-            const size_t real = row.is_split() ? row.elements : row.file_elements();
-            const size_t end = std::min(shard.first + shard.count, real);
-            if (row.init == Init::ZERO || shard.first >= end) continue;
-            T* to = block + shard.at;
-            const size_t n = end - shard.first;
-            const float std = row.init == Init::NORMAL ? INIT_STD : INIT_STD / sqrtf(2.0f * m.config.layers);
-            if (row.init == Init::ONE) fill_with(to, 1, n);
-            else init_normal(to, std, splitmix64(seed + row.number), l * row.elements * row.part.ranks, row.part,
-                             shard.first, n);
-        }
-}
-
-void init_parameters(Model& m, uint64_t seed) {
-    if (!m.master) return init_block(m.weights, weights_placement(m.setup), m, seed);
-    init_block(m.master, master_placement(m.setup), m, seed);
-    master_changed(m);
-}
+#include "gpt/init.cuh"          // init_parameters(), master_changed()
 
 // ==== forward ================================================================
 // A block adds twice to the residual stream: res2 = res1 + attproj(attention(ln1)),  res3 = res2 + fcproj(gelu(fc(ln2))).
@@ -2996,403 +2232,11 @@ Flops flops_per_token(const Setup& s) {
     return flops;
 }
 
-// ==== checkpoints ============================================================
-// out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and the tokenizer's files. In addition it
-// has optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training resumes with the same bits. A
-// checkpoint is written under another name, flushed to disk and renamed, so a crash leaves the last good one.
+#include "gpt/model_files.cuh"   // read_weights(), write_checkpoint(), find_start(), load_start()
 
-// Calls visit(row, l, name) for every parameter tensor, in the table's order. prefix "v/": only for those with a v.
-template <typename Visit> void for_each_parameter(const Setup& s, Visit visit, const std::string& prefix = "") {
-    for (const ParameterRow& row : parameter_table(s))
-        for (size_t l = 0; l < row.copies && (prefix != "v/" || !on_muon(s, row)); l++)
-            visit(row, l, row.name_of_layer(l));
-}
-
-// Reads this rank's part of a block of parameters, and only its bytes, from files in which names have `prefix`. T is
-// float or floatX.
-template <typename T, typename Files>
-void read_block(T* block, Placement placement, const Files& files, const Model& m, const std::string& prefix) {
-    const Layout y = prefix == "v/" ? layout_of_v(m.setup) : m.layout;
-    for_each_parameter(m.setup, [&](const ParameterRow& row, size_t l, const std::string& name) {
-        const Shard shard = shard_of(y, row, l, placement, y.rank);
-        std::vector<float> values;
-        row.part.for_each_run(shard.first, shard.count, [&](size_t i, size_t n) {
-            const std::vector<float> run = files.floats(prefix + name, row.shape, row.part.whole(i), n);
-            values.insert(values.end(), run.begin(), run.end());
-        });
-        const auto negative = std::find_if(values.begin(), values.end(), [](float v) { return v < 0; });
-        if (prefix == "v/" && negative != values.end())
-            files.fail(format("tensor v/%s holds %g, expected a mean of squares", name.c_str(), *negative));
-        std::vector<T> mine(shard.count, T(0.0f));   // zeros are the padding
-        std::copy(values.begin(), values.end(), mine.begin());
-        upload(block + shard.at, mine.data(), mine.size() * sizeof(T));
-    }, prefix);
-}
-
-void read_weights(Model& m, const std::string& dir) {
-    std::set<std::string> names;
-    for_each_parameter(m.setup, [&](const ParameterRow&, size_t, const std::string& name) { names.insert(name); });
-    const WeightFiles files(dir, names, m.config.layers);
-    // There are no master weights in eval and sample, and with --master-weights none.
-    if (!m.master) return read_block(m.weights, weights_placement(m.setup), files, m, "");
-    read_block(m.master, master_placement(m.setup), files, m, "");
-    master_changed(m);
-}
-
-void read_moments(Model& m, const std::string& dir) {
-    const Safetensors file(dir + "/optimizer.safetensors");
-    read_block(m.adam_m, states_placement(m.setup), file, m, "m/");
-    read_block(m.adam_v, states_placement(m.setup), file, m, "v/");
-}
-
-// values (on rank 0) = a whole tensor of `block` in FP32, or of the weights if block is null.
-void download_tensor(float* values, const Model& m, const float* block, Placement placement, const ParameterRow& row,
-                     size_t l) {
-    const Layout y = block == m.adam_v ? layout_of_v(m.setup) : m.layout;
-    if (m.setup.zero > 0 || row.part.ranks > 1) return gather_tensor(values, m, y, block, placement, row, l);
-    if (!block) {
-        std::vector<floatX> exact(row.elements);
-        download(exact.data(), m.weights + m.layout.place(row, l), row.elements * sizeof(floatX));
-        std::copy(exact.begin(), exact.end(), values);
-    } else if (world.first()) {
-        download(values, block + y.place(row, l), row.elements * sizeof(float));
-    }
-}
-
-constexpr const char* WRITING = "rank 0's checkpoint";   // for the watchdog
-struct NamedBlock { std::string prefix; const float* data; Placement placement; };
-
-// Writes a safetensors file of all blocks. All ranks call it; rank 0 writes, in chunks. All ranks synchronise after
-// each chunk, so a slow disk counts as progress, and the watchdogs end the run only if rank 0 hangs.
-void write_blocks(const std::string& path, const Model& m, const std::vector<NamedBlock>& blocks) {
-    constexpr size_t CHUNK = SYNC_BYTES / sizeof(float);
-    wait_for_all(WRITING);
-    std::unique_ptr<SafetensorsWriter> file;
-    if (world.first()) file = std::make_unique<SafetensorsWriter>(path);
-    for (const NamedBlock& block : blocks)
-        for_each_parameter(m.setup, [&](const ParameterRow& row, size_t, const std::string& name) {
-            if (file) file->declare(block.prefix + name, row.shape);
-        }, block.prefix);
-    if (file) file->write_header();
-    std::vector<float> values;
-    for (const NamedBlock& block : blocks)
-        for_each_parameter(m.setup, [&](const ParameterRow& row, size_t l, const std::string& name) {
-            values.resize(row.elements * row.part.ranks);
-            download_tensor(values.data(), m, block.data, block.placement, row, l);
-            for (size_t i = 0; file && i < row.file_elements(); i++)
-                if (!std::isfinite(values[i]))
-                    throw Failure("%s%s: expected finite numbers, found %f at element %zu", block.prefix.c_str(),
-                                  name.c_str(), values[i], i);
-            for (size_t done = 0; done < row.file_elements(); done += CHUNK) {
-                progress(WRITING);
-                if (file) file->write(values.data() + done, std::min(CHUNK, row.file_elements() - done));
-                wait_for_all(WRITING);
-            }
-        }, block.prefix);
-    if (file) file->finish();
-    wait_for_all(WRITING);
-}
-
-// Writes the Hugging Face part of a checkpoint.
-void write_model(const std::string& dir, const Model& m, const TextFiles& text) {
-    if (world.first()) {
-        write_config(dir + "/config.json", m.config, INIT_STD, text.end_of_text);
-        write_text_files(dir, text);
-    }
-    write_blocks(dir + "/model.safetensors", m, {{"", m.master, master_placement(m.setup)}});
-}
-
-// Writes out/step_N, then removes all but the last `keep` checkpoints (0: keeps all). Returns the new one's path.
-std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
-                             int keep) {
-    const std::string name = checkpoint_name(step);
-    const std::string target = out + "/" + name, unfinished = out + "/" + UNFINISHED + name;
-    trainer["step"] = step;
-    const std::vector<NamedBlock> moments = {{"m/", m.adam_m, states_placement(m.setup)},
-                                             {"v/", m.adam_v, states_placement(m.setup)}};
-    if (!world.first()) {   // takes part in gathering the tensors
-        write_model(unfinished, m, text);
-        write_blocks(unfinished, m, moments);
-        return target;
-    }
-    try {
-        remove_folder(unfinished);
-        std::error_code error;
-        fs::create_directory(unfinished, error);
-        if (error) throw Failure("%s: cannot be created: %s", unfinished.c_str(), error.message().c_str());
-        write_model(unfinished, m, text);
-        write_blocks(unfinished + "/optimizer.safetensors", m, moments);
-        write_json(unfinished + "/trainer.json", trainer);
-        sync_folder(unfinished);
-        remove_checkpoint(out, step);   // the same step, written before
-        rename_folder(unfinished, target);
-    } catch (const std::exception& error) {
-        std::error_code ignored;
-        fs::remove_all(unfinished, ignored);
-        throw not_written(step, error);
-    }
-    auto all = list_checkpoints(out);
-    while (keep > 0 && all.size() > static_cast<size_t>(keep)) {
-        remove_checkpoint(out, all.begin()->first);
-        all.erase(all.begin());
-    }
-    return target;
-}
-
-// Returns where training starts. Rank 0 reads and locks the run's folder, and sends the result to all ranks.
-Start find_start(const Options& o) {
-    Start start = {o.from, nullptr};
-    if (world.first()) start = find_start_in_folder(o);
-    const std::string record = from_first(json_text({{"at", {start.trainer, start.step, start.window}}}));
-    const json same = read_record(record, "start")["at"];
-    start.trainer = same[0];
-    start.step = same[1];
-    start.window = same[2];
-    if (!start.trainer.is_null()) start.dir = o.out + "/" + checkpoint_name(start.step);
-    return start;
-}
-
-// Reads the amax history of delayed scaling. A checkpoint without one, such as from BF16 training, changes nothing.
-void read_fp8_history(Model& m, const Start& start) {
-    const char* key = "fp8_history";
-    if (m.setup.fp8_scaling != Fp8Scaling::DELAYED || !start.trainer.contains(key)) return;
-    const json& history = start.trainer[key];
-    const size_t expected = scale_count(m) * FP8_HISTORY;
-    auto is_amax = [](const json& x) { return x.is_number() && x >= 0 && x <= double{FLT_MAX}; };
-    const bool valid = history.is_array() && history.size() == expected &&
-                       std::all_of(history.begin(), history.end(), is_amax);
-    if (!valid)
-        throw UserError("%s/trainer.json: \"%s\": expected a list of %zu numbers from 0 on, for %d layers",
-                        start.dir.c_str(), key, expected, m.config.layers);
-    set_fp8_history(m, history.get<std::vector<float>>());
-}
-
-void load_start(Model& m, const Start& start, uint64_t seed) {
-    if (start.dir.empty()) return init_parameters(m, seed);
-    read_weights(m, start.dir);
-    if (start.trainer.is_null()) return;
-    read_moments(m, start.dir);
-    if (has_fp8(m)) read_fp8_history(m, start);
-}
-
-// ==== data ===================================================================
-// Tokens come from text or from shards in llm.c's format. A sequence of T inputs and T targets is a window of T + 1
-// tokens. Windows do not cross files.
-
-// Writes order (N), the positions of inputs (N) sorted by token, for embedding's backward: a counting sort.
-void sort_positions(int* order, const int* inputs, size_t N, int V) {
-    std::vector<int> at(V + 1, 0);
-    for (size_t n = 0; n < N; n++) at[inputs[n] + 1]++;
-    std::partial_sum(at.begin(), at.end(), at.begin());
-    for (size_t n = 0; n < N; n++) order[at[inputs[n]]++] = static_cast<int>(n);
-}
-
-// Copies each micro-batch to the device while the previous one is in use: two slots in pinned host memory and on the
-// device. A window is a function of (seed, its number), so a run can resume at any step.
-class Loader {
-public:
-    Loader(const Model& m, const Tokens& tokens, Shuffle shuffle, uint64_t seed, uint64_t first_window)
-        : m_(m), tokens_(tokens), windows_(shuffle == Shuffle::YES ? Windows::ANYWHERE : Windows::WHOLE),
-          seed_(splitmix64(seed)), next_window_(first_window + m.setup.rank / m.setup.tensor * m.setup.B) {
-        const size_t N = m.setup.N(), T = m.setup.T;
-        if (tokens.windows(Windows::WHOLE, T) == 0)
-            throw UserError("%s: expected at least %zu tokens for --seq-len %zu, found %zu tokens",
-                            tokens.pieces().empty() ? "--data" : tokens.pieces()[0].file->path().c_str(), T + 1, T,
-                            tokens.count());
-        for (Slot& slot : slots_) {
-            check(cudaMallocHost(reinterpret_cast<void**>(&slot.host), 3 * N * sizeof(int)), "cudaMallocHost");
-            check(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "cudaEventCreate");
-            check(cudaEventCreateWithFlags(&slot.used, cudaEventDisableTiming), "cudaEventCreate");
-        }
-        send();
-    }
-    Loader(const Loader&) = delete;
-    ~Loader() {
-        cudaStreamSynchronize(device.copies);
-        for (Slot& slot : slots_) {
-            cudaFreeHost(slot.host);
-            cudaEventDestroy(slot.copied);
-            cudaEventDestroy(slot.used);
-        }
-    }
-
-    // Returns the current batch. Work launched from now on waits for its copy.
-    Batch current() {
-        Slot& slot = slots_[now_];
-        check(cudaStreamWaitEvent(device.stream, slot.copied, 0), "cudaStreamWaitEvent");
-        return slot.batch;
-    }
-    // Called after work on the current batch has been launched: starts the copy of the next one, which becomes current.
-    void advance() {
-        check(cudaEventRecord(slots_[now_].used, device.stream), "cudaEventRecord");
-        now_ = 1 - now_;
-        send();
-    }
-
-private:
-    struct Slot {
-        int* host;   // inputs (N), targets (N), order (N)
-        cudaEvent_t copied, used;
-        Batch batch;
-    };
-
-    void send() {
-        Slot& slot = slots_[now_];
-        const int B = m_.setup.B, T = m_.setup.T, V = m_.config.vocab;
-        const size_t N = m_.setup.N(), R = m_.setup.rows();
-        progress("wait for the device");
-        check(cudaEventSynchronize(slot.copied), "cudaEventSynchronize");   // the slot's host memory is free
-        int *inputs = slot.host, *targets = inputs + N, *order = targets + N;
-        for (int b = 0; b < B; b++, next_window_++) {
-            int *in = inputs + static_cast<size_t>(b) * T, *out = targets + static_cast<size_t>(b) * T;
-            const bool random = windows_ == Windows::ANYWHERE;
-            const uint64_t pick = random ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
-            tokens_.read(in, out, windows_, pick % tokens_.windows(windows_, T), T, V);
-        }
-        next_window_ += (m_.setup.data() - 1) * static_cast<uint64_t>(B);   // skips the windows of other tensor groups
-        inputs = own_rows(inputs, R);
-        targets = own_rows(targets, R);
-        sort_positions(order, inputs, R, V);
-        check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // its device memory is free
-        const Activations& a = m_.a;
-        auto transfer = [&](const Buffer<int>& to, const int* from, size_t n) {
-            on_stream("copy to device", device.copies, [&] {
-                check(cudaMemcpyAsync(to(now_), from, n * sizeof(int), cudaMemcpyHostToDevice, device.copies),
-                      "cudaMemcpyAsync");
-            });
-            return to(now_);
-        };
-        slot.batch.inputs = transfer(a.inputs, inputs, R);
-        slot.batch.targets = transfer(a.targets, targets, R);
-        slot.batch.order = transfer(a.order, order, R);
-        check(cudaEventRecord(slot.copied, device.copies), "cudaEventRecord");
-    }
-
-    const Model& m_;
-    const Tokens& tokens_;
-    Windows windows_;
-    uint64_t seed_, next_window_;
-    Slot slots_[2] = {};
-    int now_ = 0;
-};
-
-// The index of the copy of inputs and targets that evaluation and sampling use. Loader uses 0 and 1.
-constexpr int SPARE = 2;
-
-// Sends this rank's rows of `values`.
-const int* send_spare(const Buffer<int>& tensor, const std::vector<int>& values) {
-    const size_t R = values.size() / tensor_ranks.size;
-    upload(tensor(SPARE), own_rows(values.data(), R), R * sizeof(int));
-    return tensor(SPARE);
-}
-
-struct Evaluation {
-    double loss;      // the mean
-    size_t tokens, bytes;
-    double seconds;
-
-    double bits_per_byte() const { return loss * tokens / (M_LN2 * bytes); }   // the sum of the losses, in bits
-};
-
-// Returns the mean loss over at most `windows` windows, spread evenly over the tokens; with 0 over all tokens except
-// the first of each file, which is not predicted. `text` gives the number of bytes of each predicted token.
-Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& text) {
-    const size_t B = m.setup.B, T = m.setup.T, N = m.setup.N();
-    const size_t all = tokens.windows(Windows::COVERING, T);
-    if (all == 0) throw UserError("--data: expected at least 2 tokens to evaluate");
-    if (windows == 0 || windows > all) windows = all;
-    take_loss(m);
-    const double began = seconds_now();
-    Evaluation e = {};
-    for (size_t round = 0; round < windows; round += data_ranks.size * B) {
-        const size_t w = round + data_ranks.rank * B;
-        std::vector<int> inputs(N, 0), targets(N, -1);
-        for (size_t b = 0; b < B && w + b < windows; b++)
-            tokens.read(&inputs[b * T], &targets[b * T], Windows::COVERING, (w + b) * all / windows, T, m.config.vocab);
-        for (int target : targets) {
-            e.tokens += target >= 0;
-            e.bytes += text.bytes_of(target);
-        }
-        const int *in = send_spare(m.a.inputs, inputs), *out = send_spare(m.a.targets, targets);
-        m.graphs.run(m.fp8_history ? "evaluation by scales of past steps" : "evaluation", [&] {
-            forward(m, in);
-            head<Want::LOSS>(m, out, 0, m.setup.rows());
-        });
-    }
-    if (has_fp8(m)) fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));   // amaxes of validation data
-    e.tokens = sum_of_all(e.tokens) / tensor_ranks.size;   // each rank of a tensor group counts the same tokens
-    e.bytes = sum_of_all(e.bytes) / tensor_ranks.size;
-    e.loss = sum_of_all(take_loss(m)) / e.tokens;
-    e.seconds = seconds_now() - began;
-    if (!std::isfinite(e.loss)) throw Failure("the mean loss over %zu tokens is %f", e.tokens, e.loss);
-    return e;
-}
-
-#include "gpt/hellaswag.cuh"
-
-// ==== sampling ===============================================================
-
-// Picks a token from logits (V) fp32: among the top_k most likely, and of these the smallest set whose probability
-// reaches top_p. `random` is in [0, 1).
-int pick_token(const std::vector<float>& logits, double temperature, int top_k, double top_p, double random) {
-    const size_t V = logits.size(), most = temperature == 0 ? 1 : top_k > 0 ? std::min<size_t>(top_k, V) : V;
-    std::vector<int> tokens(V);
-    std::iota(tokens.begin(), tokens.end(), 0);
-    std::partial_sort(tokens.begin(), tokens.begin() + most, tokens.end(), [&](int a, int b) {
-        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-    });
-    std::vector<double> sums(most);   // cumulative weights
-    for (size_t n = 0; n < most; n++) {
-        const double above = logits[tokens[n]] - logits[tokens[0]];
-        sums[n] = (n > 0 ? sums[n - 1] : 0) + (temperature == 0 ? 1 : exp(above / temperature));
-    }
-    size_t kept = most;
-    if (top_p < 1)   // Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"
-        for (kept = 1; sums[kept - 1] < top_p * sums[most - 1];) kept++;
-    size_t chosen = 0;
-    while (chosen + 1 < kept && sums[chosen] <= random * sums[kept - 1]) chosen++;
-    return tokens[chosen];
-}
-
-constexpr int SAMPLE_STEP = 64;   // a prompt is padded to a multiple of this, so that few matmul shapes occur
-
-// Returns the logits (V) of the token after `tokens`. Keys and values of the first `past` are in qkv already.
-std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t past, int most) {
-    std::vector<int> inputs(tokens.begin() + past, tokens.end());
-    const size_t last = inputs.size() - 1;
-    const size_t step = SAMPLE_STEP * tensor_ranks.size;
-    if (past == 0) inputs.resize(std::min<size_t>(most, ceil_div(tokens.size(), step) * step), 0);
-    // Attention is causal: the padding after `last` has no effect.
-    forward(m, send_spare(m.a.inputs, inputs), {1, static_cast<int>(inputs.size()), past});
-    const size_t R = inputs.size() / tensor_ranks.size;
-    if (last / R == tensor_ranks.rank) matmul(logits_product(m, last % R, 1));
-    std::vector<floatX> row(m.config.vocab);
-    broadcast_logits(m.a.logits(), row.size(), last / R);
-    download(row.data(), m.a.logits(), row.size() * sizeof(floatX));
-    return {row.begin(), row.end()};
-}
-
-// Continues `tokens` by --sample-tokens tokens, calling show(token) for each until it returns false. The first pass
-// processes all tokens, each later pass only the new one, because qkv caches keys and values (not with --recompute
-// full, nor with tensor parallelism, which divides the rows of a pass among GPUs). When the context is full, the older
-// half is dropped and the rest processed again. The model's buffers hold B = 1 and any T up to setup.T.
-template <typename Show>
-void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
-    const size_t most = std::min(m.setup.T, m.config.context);
-    const bool cached = m.a.qkv.copies > 1 && tensor_ranks.alone();
-    size_t past = 0;
-    for (int i = 0; i < o.sample_tokens; i++) {
-        if (tokens.size() > most) {
-            tokens.erase(tokens.begin(), tokens.end() - std::max<size_t>(1, most / 2));
-            past = 0;
-        }
-        const std::vector<float> logits = next_logits(m, tokens, past, most);
-        if (cached) past = tokens.size();
-        const double random = (splitmix64(splitmix64(seed) + i) >> 11) * 0x1p-53;
-        tokens.push_back(pick_token(logits, o.temperature, o.top_k, o.top_p, random));
-        if (!show(tokens.back())) break;
-    }
-}
+#include "gpt/loader.cuh"        // Loader
+#include "gpt/evaluation.cuh"    // evaluate(), sample()
+#include "gpt/hellaswag.cuh"     // hellaswag()
 
 // ==== schedule ===============================================================
 
@@ -3423,156 +2267,13 @@ Step adamw_settings(const Options& o, long step, long skipped = 0, long steps = 
             static_cast<float>(1 - pow(o.beta1, t)), static_cast<float>(1 - pow(o.beta2, t))};
 }
 
-// ==== gradient noise scale ===================================================
-// With --noise-every: B_simple, the batch size in tokens around which larger batches begin to save few steps. The
-// gradient of b tokens is the true gradient G plus noise: E|G_b|^2 = |G|^2 + S / b, where S is the trace of the
-// covariance of one sequence's gradient, times its tokens. Two batch sizes b < B give unbiased estimates of both:
-//
-//           |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)      S = (|G_b|^2 - |G_B|^2) / (1 / b - 1 / B)
-//           B_simple = average of S / average of |G|^2     exponential moving averages over measured steps
-//
-// b         on one GPU the first micro-batch; on several a rank's whole part of the step, |G_b|^2 averaged over ranks
-// cost      a measured step reads the gradients once more, and the host waits for the device. On several GPUs the
-//           all-reduce or reduce-scatter of the gradients does not overlap backward
-// source    McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1
-
-constexpr double NOISE_DECAY = 0.95;   // of the averages
-
-// Averages of |G|^2 and S. They start at 0; as both have the same decay, this cancels in their quotient.
-struct NoiseScale { double gradient = 0, trace = 0; };
-
-// Returns |gradients|^2 of this rank before they are summed over ranks, and then starts this sum.
-double own_squared_norm(Model& m) {
-    const Layout& y = m.layout;
-    std::vector<float> partials(norm_blocks(y.common, y.layer, y.layers));
-    norm_partials(m.a.norm_partials(), {m.grads, y.common, grad_at(m, y.common), y.layer, unsigned(y.layers), y.layer,
-                                        partials.size()});
-    download(partials.data(), m.a.norm_partials(), partials.size() * sizeof(float));
-    m.micro_batch = MicroBatch::LAST;
-    for (size_t g = 0; g <= y.layers; g++) send_gradients(m, g);
-    return std::accumulate(partials.begin(), partials.end(), 0.0);
-}
-
-NoiseScale start_noise(const Start& start) {
-    if (!start.trainer.contains("noise")) return {};
-    const json& noise = start.trainer["noise"];
-    if (!noise.is_array() || noise.size() != 2 || !noise[0].is_number() || !noise[1].is_number())
-        throw UserError("%s/trainer.json: \"noise\": expected two numbers", start.dir.c_str());
-    return {noise[0], noise[1]};
-}
+#include "gpt/noise.cuh"           // own_squared_norm(): --noise-every
+#include "gpt/train_data.cuh"      // TrainData, open_data(), divide_data()
+#include "gpt/matmul_tuning.cuh"   // tune_matmuls()
+#include "gpt/plan.cuh"            // find_peak(), make_setup(), accumulation_steps(), print_run(), run_record()
+#include "gpt/training_run.cuh"    // TrainingRun, load_run(), step_result(), step_record(), print_end()
 
 // ==== train ==================================================================
-
-// The memory of tensors that --trace follows, sorted by address.
-std::vector<Place> live_places(Model& m) {
-    std::vector<Place> all;
-    auto add = [&](const BufferBase& tensor, size_t bytes, size_t copies, bool activation) {
-        for (size_t l = 0; l < copies; l++) {
-            const char* begin = tensor.data + l * tensor.layer_bytes;
-            all.push_back({begin, begin + bytes, activation});
-        }
-    };
-    for (const ActivationRow& row : activation_table(m.a, m.setup))
-        if (row.category == Category::ACTIVATIONS) add(*row.tensor, row.copy_bytes(), row.copies, true);
-    for (const ParameterRow& row : parameter_table(m.g, m.config))
-        add(*row.tensor, row.elements * size_of(m.grads.dtype), row.tensor->copies, false);
-    std::sort(all.begin(), all.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
-    return all;
-}
-
-struct TrainData {
-    Tokens train, val;
-    Text text{"", BYTE_VOCAB};
-};
-
-TrainData open_data(const Options& o) {
-    if (o.data.empty()) throw UserError("train needs --data PATTERN: text or .bin shards of tokens");
-    TrainData data;
-    data.train = Tokens(o.data);
-    if (!o.val_data.empty()) data.val = Tokens(o.val_data);
-    return data;
-}
-
-// Tokenizes text for the model in `dir`, or for a new one if dir is empty, and splits off the validation data.
-void divide_data(TrainData& data, const Options& o, const std::string& dir, const Config& c) {
-    const WatchdogPause tokenizing_may_take_long;
-    const bool reads_text = data.train.bytes_only() || data.val.bytes_only() || o.sample_every > 0;
-    data.text = reads_text ? Text(dir, c.vocab) : text_if_any(o.eval_every > 0 ? dir : "", c.vocab);   // bits per byte
-    for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text);
-    const bool splits = o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0;
-    if (splits) data.val = data.train.split_tail(o.val_fraction);
-}
-
-#include "gpt/matmul_tuning.cuh"   // tune_matmuls()
-#include "gpt/plan.cuh"         // find_peak(), make_setup(), accumulation_steps(), print_run(), run_record()
-
-// The state of a training run.
-struct TrainingRun {
-    const Options& o;
-    const TrainData& data;
-    const Start& start;
-    Model m;
-    long micro_steps = 0;            // micro-batches of the current step, on each GPU
-    double tokens_per_step = 0;      // of the current step, over all GPUs
-    long step = start.step;          // steps done
-    uint64_t tokens = 0;             // tokens of these steps
-    double seconds = 0;              // with --minutes: time of these steps, evaluations and checkpoints
-    uint64_t next_window = start.window;
-    long tried = start.step;         // the last step after which a checkpoint was attempted or is forbidden
-    LossScale scale = start_loss_scale(o, start);   // after the last step
-    NoiseScale noise = start_noise(start);
-    TextFiles text_files;            // the tokenizer's files, copied to each checkpoint
-    std::vector<Question> questions;
-    Progress progress{start.step, o.verbose};
-    Log log;
-    double bytes_sent = 0;           // by this rank, in all steps
-    std::string last_checkpoint = start.dir;
-
-    TrainingRun(const Options& options, const TrainData& tokens, const Start& begin)
-        : o(options), data(tokens), start(begin) {}
-};
-
-// Loads model and moments, and opens the log.
-void load_run(TrainingRun& run, const Setup& setup) {
-    const Options& o = run.o;
-    const bool counts_tokens = run.start.trainer.contains("tokens");   // older checkpoints do not
-    run.tokens = counts_tokens ? whole_number<uint64_t>(run.start.trainer, "tokens", run.start.dir + "/trainer.json")
-                               : run.start.window * setup.T;
-    const json seconds = run.start.trainer.contains("seconds") ? run.start.trainer["seconds"] : json(0.0);
-    if (!seconds.is_number() || seconds < 0)
-        throw UserError("%s/trainer.json: \"seconds\": expected a number of seconds", run.start.dir.c_str());
-    run.seconds = seconds;
-    run.text_files = text_files(run.start.dir, setup.config, run.data.train.bytes_only());
-    if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
-    allocate(run.m, setup);
-    load_start(run.m, run.start, o.seed);
-    const std::vector<double> bytes_read = from_all(Safetensors::bytes_read);   // all ranks have read their parts
-    if (o.verbose && !world.alone() && !run.start.dir.empty()) {
-        printf("read       bytes of the checkpoint, by rank:");
-        for (double bytes : bytes_read) printf(" %.0f", bytes);
-        printf("\n");
-    }
-    set_loss_scale(run.m, run.scale);
-    if (!world.first()) return;
-    run.log.open(o.out, run.step, run_record(o, setup));   // from here on the folder holds a run
-    if (!o.out.empty()) remove_unfinished(o.out);
-}
-
-bool is_complete(const TrainingRun& run) {
-    const Options& o = run.o;
-    if (o.minutes > 0) return run.seconds >= 60 * o.minutes;
-    return o.tokens > 0 ? run.tokens >= uint64_t(o.tokens) : run.step >= o.steps;
-}
-
-// Returns the expected number of steps of the whole run. With --tokens and --minutes it is the number of steps done over
-// the part of the budget that they took.
-long expected_steps(const TrainingRun& run) {
-    const Options& o = run.o;
-    if (o.minutes == 0 && o.tokens == 0) return o.steps;
-    const double part = o.minutes > 0 ? run.seconds / (60 * o.minutes) : double(run.tokens) / o.tokens;
-    const double first = o.minutes > 0 ? MAX_STEPS : o.tokens / run.tokens_per_step;
-    return std::lround(std::clamp(run.step > 0 ? run.step / part : first, run.step + 1.0, double(MAX_STEPS)));
-}
 
 // Sets the batch of the next step, whose micro-batches --batch-ramp determines.
 void begin_step(TrainingRun& run) {
@@ -3596,58 +2297,6 @@ std::optional<double> accumulate_gradients(TrainingRun& run, Loader& loader) {
         if (measures && micro == (world.alone() ? 1 : micro_steps)) squared = own_squared_norm(run.m);
     }
     return squared;
-}
-
-// Returns loss, norm, scale and speed of the step that started at `began`. Blocks until the device is done.
-StepResult step_result(TrainingRun& run, double began, double lr) {
-    const LossScale before = run.scale;
-    StepResult r = {};
-    r.loss = sum_of_all(take_loss(run.m)) / run.tokens_per_step;
-    r.norm = fetch(run.m.a.step()).norm;
-    if (before.interval > 0) run.scale = fetch(run.m.a.loss_scale());
-    r.loss_scale = before.scale;
-    // A scale of 1 cannot be halved, so a norm that is not finite ends the run.
-    const bool skipped = run.scale.skipped > before.skipped && before.scale > 1;
-    r.is_finite = std::isfinite(r.loss) && (std::isfinite(r.norm) || skipped);
-    r.lr = lr;
-    r.seconds = seconds_now() - began;
-    r.tokens_per_s = run.tokens_per_step / r.seconds;
-    const Flops flops = flops_per_token(run.m.setup);
-    const double peak = device.peak_flops * run.m.setup.gpus;
-    r.mfu = flops.model * r.tokens_per_s / peak;
-    r.hfu = flops.hardware * r.tokens_per_s / peak;
-    return r;
-}
-
-// Adds a step's estimates to the averages and to its log record. squared: own_squared_norm(), of gradients that are
-// divided by the tokens of the whole step and multiplied by the loss scale.
-void add_noise(json& record, TrainingRun& run, const StepResult& r, double squared) {
-    const double B = run.tokens_per_step, b = B / (world.alone() ? run.micro_steps : world.size);
-    const double factor = B / b / r.loss_scale, small = sum_of_all(squared) / world.size * factor * factor;
-    const double large = r.norm * r.norm;
-    if (!std::isfinite(small + large)) return;   // loss scaling has skipped the step
-    const double gradient = (B * large - b * small) / (B - b), trace = (small - large) / (1 / b - 1 / B);
-    NoiseScale& average = run.noise;
-    average.gradient = NOISE_DECAY * average.gradient + (1 - NOISE_DECAY) * gradient;
-    average.trace = NOISE_DECAY * average.trace + (1 - NOISE_DECAY) * trace;
-    record.update({{"noise_gradient", gradient}, {"noise_trace", trace}});
-    if (average.gradient > 0) record["noise_scale"] = average.trace / average.gradient;
-}
-
-// Returns the log record of a step. `evaluates`: validation follows this step.
-json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
-    json record = {{"step", run.step}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
-                   {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu},
-                   {"batch", long(run.tokens_per_step)}, {"tokens", run.tokens}};
-    const bool scales_loss = FLOATX == DType::FP16 || run.scale.interval > 0 || r.loss_scale != NO_SCALE;
-    if (scales_loss) {
-        record["loss_scale"] = r.loss_scale;
-        record["skipped_steps"] = long(run.scale.skipped);
-        if (evaluates && !has_fp8(run.m)) record["zero_gradients"] = zero_gradients(run.m);   // FP8: fp8_record()
-    }
-    if (!run.m.master)   // the fraction of weights that the update changed in FP32 but not after rounding
-        record["unchanged"] = double(fetch(run.m.a.unchanged())) / count_parameters(run.m.config).real;
-    return record;
 }
 
 void validate(TrainingRun& run) {
@@ -3712,32 +2361,6 @@ void rescue(TrainingRun& run) {
     } catch (const std::exception& error) {
         fprintf(stderr, "train_gpt: %s\n", error.what());
     }
-}
-
-// Prints the totals and the commands that come next.
-void print_end(TrainingRun& run, double tokens, double seconds) {
-    const Options& o = run.o;
-    const long steps = run.step - run.start.step;
-    const Memory memory = memory_now();
-    const size_t used = device.is_cpu() ? peak_resident_bytes() : memory.all - memory.available;
-    run.progress.end_line();
-    if (steps == 0 && is_complete(run)) {
-        const std::string budget = o.minutes > 0 ? format("--minutes %g", o.minutes) :
-                                   o.tokens > 0 ? format("--tokens %ld", o.tokens) : format("--steps %ld", o.steps);
-        printf("done       no steps: %s is at step %ld and has reached %s; a larger one continues the run\n",
-               o.out.c_str(), run.step, budget.c_str());
-    } else {
-        const std::string sent = size_text(static_cast<size_t>(run.bytes_sent / std::max(1L, steps)));
-        printf("done       %s steps in %s, %s tok/s; %s allocated as planned, %s %s%s\n", grouped(steps).c_str(),
-               clock_text(seconds).c_str(), short_number(tokens / seconds).c_str(),
-               size_text(run.m.allocated).c_str(), size_text(used).c_str(),
-               device.is_cpu() ? "resident at most" : "in use on the device", world.alone() ? "" :
-               format("; sent %s a step by each of %zu GPUs", sent.c_str(), world.size).c_str());
-    }
-    const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
-    const bool has_text = run.text_files.content.count("tokenizer.json");
-    print_next(o, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
-               has_text ? "" : format(" --prompt-tokens %d", run.data.text.first()), is_complete(run));
 }
 
 // The training loop of a run that load_run() has prepared.
@@ -3844,63 +2467,7 @@ void train(const Options& o) {
     train_loop(run);
 }
 
-// ==== eval, sample, plan =====================================================
-// eval and sample load the weights of --from without optimizer states; plan only computes sizes and needs no GPU.
-
-void load_for_inference(Model& m, const Options& o, const char* subcommand, Purpose purpose) {
-    if (o.from.empty()) throw UserError("%s needs --from DIR, a folder with config.json and model.safetensors",
-                                       subcommand);
-    Setup setup = make_setup(o, read_config(o.from + "/config.json"), purpose, memory_now());
-    allocate(m, setup);
-    read_weights(m, o.from);
-}
-
-void eval(const Options& o) {
-    if (o.data.empty() && o.hellaswag.empty()) throw UserError("eval needs --data PATTERN or --hellaswag FILE");
-    Tokens tokens = o.data.empty() ? Tokens() : Tokens(o.data);
-    Model m;
-    load_for_inference(m, o, "eval", Purpose::INFERENCE);
-    const bool needs_text = !o.data.empty() && tokens.bytes_only();
-    const Text text = needs_text ? Text(o.from, m.config.vocab) : text_if_any(o.from, m.config.vocab);
-    tokens.tokenize(text);
-    std::vector<Question> questions;
-    if (!o.hellaswag.empty()) questions = read_questions(o.hellaswag, m.config.vocab, m.setup.T);
-    const std::vector<int> zeros(m.setup.N());
-    auto pass = [&] {
-        forward(m, send_spare(m.a.inputs, zeros));
-        head<Want::LOSS>(m, send_spare(m.a.targets, zeros), 0, m.setup.rows());
-    };
-    if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr, o.verbose, pass);   // stdout has only the result
-    m.graphs.on = use_graphs(o);
-    if (!o.data.empty()) {
-        const Evaluation e = evaluate(m, tokens, 0, text);
-        printf("loss %.6f over %zu tokens\nperplexity %.4f\n", e.loss, e.tokens, exp(e.loss));
-        if (e.bytes)
-            printf("bits per byte %.4f over %zu bytes%s\n", e.bits_per_byte(), e.bytes,
-                   m.config.vocab == BYTE_VOCAB ? "" : "; special tokens such as <|endoftext|> have none");
-        printf("%s tok/s\n", short_number(e.tokens / e.seconds).c_str());
-    }
-    if (!questions.empty()) printf("%s\n", hellaswag(m, questions).text.c_str());
-}
-
-void sample_subcommand(const Options& o) {
-    Options one = o;
-    one.micro_batch = 1;
-    Model m;
-    load_for_inference(m, one, "sample", Purpose::SAMPLING);
-    const Text text(o.from, m.config.vocab);
-    const std::vector<int> prompt = read_prompt(o, text, m.config.vocab);
-    for (int i = 0; i < o.samples && !ferror(stdout); i++) {
-        const uint64_t seed = static_cast<uint64_t>(o.seed) + i;
-        if (o.samples > 1) printf("---- sample %d, seed %llu ----\n", i + 1, static_cast<unsigned long long>(seed));
-        Printer printer(stdout);
-        for (int token : prompt) printer.add(text.decode(token));
-        printer.stop_at(o.stop);
-        sample(m, prompt, o, seed, [&](int token) { return printer.add(text.decode(token)) && !ferror(stdout); });
-        printer.end();
-        printf("\n");
-    }
-}
+#include "gpt/inference.cuh"       // eval(), sample_subcommand()
 
 // ==== main ===================================================================
 

@@ -1,5 +1,38 @@
-// Data parallelism and ZeRO: the communication of a training step and its order. Included by train_gpt.cu, whose section
-// "many GPUs" describes them. With one GPU the functions called by train_gpt.cu do nothing.
+// Many GPUs: the communication of a training step and its order. Included by train_gpt.cu. With one GPU the functions
+// that train_gpt.cu calls do nothing.
+//
+// Each GPU has one process (rank). gpt/many_gpus.md explains the use.
+//
+// Data parallelism: each rank computes micro-batches of its own, and a step's gradients are sums over ranks. ZeRO
+// shards, in stages, what each rank would otherwise hold whole. states_placement() and its neighbours in "model: memory"
+// decide what.
+//
+//   --zero  sharded            sent by each of G GPUs, in elements per parameter, times (G - 1) / G
+//   0       nothing            2 a step: gradients, summed for all ranks (all-reduce)
+//   1       optimizer, master  1 + 1 a step: gradients, each shard summed for its rank (reduce-scatter), and after the
+//                              update the new weights (all-gather)
+//   2       gradients too      1 a micro-batch + 1 a step: a layer's are summed as soon as backward has computed them
+//   3       weights too        1 + 2 in each micro-batch: gathered layer by layer in forward, and in backward again
+//
+// With Muon, stage 1 sums a layer's gradients for one rank (reduce), which updates and broadcasts its weights.
+//
+// Tensor parallelism (--tensor-parallel t): t neighbouring ranks, a tensor group, share a micro-batch of N rows. They
+// split only attention and the four matmuls of a block: a rank has NH / t heads and 4 C / t columns of the MLP, so
+// columns of qkv and fc and rows of attproj and fcproj. Everything else works on R = N / t rows of the residual stream,
+// like a rank of data parallelism with a smaller micro-batch:
+//
+//     rank 0   R rows -- ln1 --+          +-- qkv, attention, attproj of heads 0 ... NH/t - 1 --+       +-- R rows
+//     rank 1   R rows -- ln1 --+- gather -+-- qkv, attention, attproj of the next NH/t heads  --+- sum -+-- R rows
+//                              N rows of ln1 for each rank      a summand of N rows from each rank
+//
+// The MLP likewise. gather_rows() is an all-gather, sum_rows() a reduce-scatter; backward replaces each by the other,
+// and gathers ln1 and ln2 again for the gradients of weights. In elements per layer and micro-batch, a rank sends
+// 10 N C (t - 1) / t; with --recompute full 13.
+//
+// Communication runs on streams of its own while device.stream computes.
+// source  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5;
+//         Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
+//         Transformer Models", section 4.2
 #pragma once
 
 #include <memory>

@@ -55,6 +55,31 @@ void add_fp8(Gradients& d, const Model& m, size_t l) {
         d.qkv.x = nullptr;
 }
 
+// ---- their memory
+
+// With fp8-all backward reads the FP8 tensors of forward, so each layer has a copy; otherwise one copy is enough.
+// only_none, except_full: see activation_table(). Weights are followed by their transposed copies.
+std::vector<ActivationRow> fp8_table(Activations& a, const Setup& s, size_t only_none, size_t except_full) {
+    const size_t N = s.N(), C = s.config.channels, Ct = C / s.tensor, L = s.config.layers;
+    const bool all = s.matmul == MatmulIn::FP8_ALL;
+    if (!all) only_none = except_full = 1;
+    const size_t ln = s.tensor > 1 ? 1 : only_none;   // tensor parallelism keeps R rows in floatX instead
+    std::vector<ActivationRow> rows = {
+        row_of(a.ln1_8,     "ln1_8",     DType::E4M3, {N, C},      ln),
+        row_of(a.att_8,     "att_8",     DType::E4M3, {N, Ct},     except_full),
+        row_of(a.ln2_8,     "ln2_8",     DType::E4M3, {N, C},      ln),
+        row_of(a.gelu_8,    "gelu_8",    DType::E4M3, {N, 4 * Ct}, only_none),
+        row_of(a.dqkv_8,    "dqkv_8",    DType::E5M2, {N, 3 * Ct}, 1),
+        row_of(a.dres_8,    "dres_8",    DType::E5M2, {N, C},      1),
+        row_of(a.dfc_8,     "dfc_8",     DType::E5M2, {N, 4 * Ct}, 1),
+        row_of(a.weights_8, "weights_8", DType::E4M3, {2, 12 * C * Ct}, L, Category::WEIGHTS),
+        row   (a.fp8_scales,  "fp8_scales",  {FP8_TENSORS}, L, Category::WORKSPACE),
+        row   (a.fp8_amaxes,  "fp8_amaxes",  {FP8_TENSORS}, L, Category::WORKSPACE),
+    };
+    if (all) rows.push_back(row_of(a.transposed, "transposed", DType::E5M2, {2, N, std::max(C, 4 * Ct)}, 1));
+    return rows;
+}
+
 // ---- weights, once per step
 
 Block block(const Model& m, size_t l, const ForwardPass& p);   // of train_gpt.cu

@@ -4,6 +4,11 @@
 // Map: peak · model and setup · start of a run · a step in time · plan
 #pragma once
 
+// The precision that `plan` assumes. Every other subcommand uses the build's.
+DType precision_of(const Options& o) {
+    return o.precision == PlanPrecision::OF_BUILD ? FLOATX : static_cast<DType>(o.precision);
+}
+
 // ---- peak ---------------------------------------------------------------------------------------
 // The denominator of MFU: dense TFLOP/s of matmuls, from the vendors' data sheets (never the figures "with sparsity").
 // The peak of other devices is measured.

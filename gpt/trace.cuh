@@ -29,6 +29,8 @@ struct Work {
     double began = 0, ended = 0;       // the events' times, in microseconds since the recording started
 };
 
+template <typename F8> struct Out;   // of fp8.cuh
+
 struct Recorder {
     bool on = false;
     const char* pass = "";

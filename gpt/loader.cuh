@@ -1,0 +1,102 @@
+// Micro-batches from data files to the device. Included by train_gpt.cu.
+//
+// Tokens come from text or from shards in llm.c's format. A sequence of T inputs and T targets is a window of T + 1
+// tokens. Windows do not cross files.
+#pragma once
+
+// Writes order (N), the positions of inputs (N) sorted by token, for embedding's backward: a counting sort.
+void sort_positions(int* order, const int* inputs, size_t N, int V) {
+    std::vector<int> at(V + 1, 0);
+    for (size_t n = 0; n < N; n++) at[inputs[n] + 1]++;
+    std::partial_sum(at.begin(), at.end(), at.begin());
+    for (size_t n = 0; n < N; n++) order[at[inputs[n]]++] = static_cast<int>(n);
+}
+
+// Copies each micro-batch to the device while the previous one is in use: two slots in pinned host memory and on the
+// device. A window is a function of (seed, its number), so a run can resume at any step.
+class Loader {
+public:
+    Loader(const Model& m, const Tokens& tokens, Shuffle shuffle, uint64_t seed, uint64_t first_window)
+        : m_(m), tokens_(tokens), windows_(shuffle == Shuffle::YES ? Windows::ANYWHERE : Windows::WHOLE),
+          seed_(splitmix64(seed)), next_window_(first_window + m.setup.rank / m.setup.tensor * m.setup.B) {
+        const size_t N = m.setup.N(), T = m.setup.T;
+        if (tokens.windows(Windows::WHOLE, T) == 0)
+            throw UserError("%s: expected at least %zu tokens for --seq-len %zu, found %zu tokens",
+                            tokens.pieces().empty() ? "--data" : tokens.pieces()[0].file->path().c_str(), T + 1, T,
+                            tokens.count());
+        for (Slot& slot : slots_) {
+            check(cudaMallocHost(reinterpret_cast<void**>(&slot.host), 3 * N * sizeof(int)), "cudaMallocHost");
+            check(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "cudaEventCreate");
+            check(cudaEventCreateWithFlags(&slot.used, cudaEventDisableTiming), "cudaEventCreate");
+        }
+        send();
+    }
+    Loader(const Loader&) = delete;
+    ~Loader() {
+        cudaStreamSynchronize(device.copies);
+        for (Slot& slot : slots_) {
+            cudaFreeHost(slot.host);
+            cudaEventDestroy(slot.copied);
+            cudaEventDestroy(slot.used);
+        }
+    }
+
+    // Returns the current batch. Work launched from now on waits for its copy.
+    Batch current() {
+        Slot& slot = slots_[now_];
+        check(cudaStreamWaitEvent(device.stream, slot.copied, 0), "cudaStreamWaitEvent");
+        return slot.batch;
+    }
+    // Called after work on the current batch has been launched: starts the copy of the next one, which becomes current.
+    void advance() {
+        check(cudaEventRecord(slots_[now_].used, device.stream), "cudaEventRecord");
+        now_ = 1 - now_;
+        send();
+    }
+
+private:
+    struct Slot {
+        int* host;   // inputs (N), targets (N), order (N)
+        cudaEvent_t copied, used;
+        Batch batch;
+    };
+
+    void send() {
+        Slot& slot = slots_[now_];
+        const int B = m_.setup.B, T = m_.setup.T, V = m_.config.vocab;
+        const size_t N = m_.setup.N(), R = m_.setup.rows();
+        progress("wait for the device");
+        check(cudaEventSynchronize(slot.copied), "cudaEventSynchronize");   // the slot's host memory is free
+        int *inputs = slot.host, *targets = inputs + N, *order = targets + N;
+        for (int b = 0; b < B; b++, next_window_++) {
+            int *in = inputs + static_cast<size_t>(b) * T, *out = targets + static_cast<size_t>(b) * T;
+            const bool random = windows_ == Windows::ANYWHERE;
+            const uint64_t pick = random ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
+            tokens_.read(in, out, windows_, pick % tokens_.windows(windows_, T), T, V);
+        }
+        next_window_ += (m_.setup.data() - 1) * static_cast<uint64_t>(B);   // skips the windows of other tensor groups
+        inputs = own_rows(inputs, R);
+        targets = own_rows(targets, R);
+        sort_positions(order, inputs, R, V);
+        check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // its device memory is free
+        const Activations& a = m_.a;
+        auto transfer = [&](const Buffer<int>& to, const int* from, size_t n) {
+            on_stream("copy to device", device.copies, [&] {
+                check(cudaMemcpyAsync(to(now_), from, n * sizeof(int), cudaMemcpyHostToDevice, device.copies),
+                      "cudaMemcpyAsync");
+            });
+            return to(now_);
+        };
+        slot.batch.inputs = transfer(a.inputs, inputs, R);
+        slot.batch.targets = transfer(a.targets, targets, R);
+        slot.batch.order = transfer(a.order, order, R);
+        check(cudaEventRecord(slot.copied, device.copies), "cudaEventRecord");
+    }
+
+    const Model& m_;
+    const Tokens& tokens_;
+    Windows windows_;
+    uint64_t seed_, next_window_;
+    Slot slots_[2] = {};
+    int now_ = 0;
+};

@@ -1,0 +1,152 @@
+// What the training loop needs around its steps: data, the state of a run, its log and its end. Included by train_gpt.cu.
+#pragma once
+
+// The state of a training run.
+struct TrainingRun {
+    const Options& o;
+    const TrainData& data;
+    const Start& start;
+    Model m;
+    long micro_steps = 0;            // micro-batches of the current step, on each GPU
+    double tokens_per_step = 0;      // of the current step, over all GPUs
+    long step = start.step;          // steps done
+    uint64_t tokens = 0;             // tokens of these steps
+    double seconds = 0;              // with --minutes: time of these steps, evaluations and checkpoints
+    uint64_t next_window = start.window;
+    long tried = start.step;         // the last step after which a checkpoint was attempted or is forbidden
+    LossScale scale = start_loss_scale(o, start);   // after the last step
+    NoiseScale noise = start_noise(start);
+    TextFiles text_files;            // the tokenizer's files, copied to each checkpoint
+    std::vector<Question> questions;
+    Progress progress{start.step, o.verbose};
+    Log log;
+    double bytes_sent = 0;           // by this rank, in all steps
+    std::string last_checkpoint = start.dir;
+
+    TrainingRun(const Options& options, const TrainData& tokens, const Start& begin)
+        : o(options), data(tokens), start(begin) {}
+};
+
+// Loads model and moments, and opens the log.
+void load_run(TrainingRun& run, const Setup& setup) {
+    const Options& o = run.o;
+    const bool counts_tokens = run.start.trainer.contains("tokens");   // older checkpoints do not
+    run.tokens = counts_tokens ? whole_number<uint64_t>(run.start.trainer, "tokens", run.start.dir + "/trainer.json")
+                               : run.start.window * setup.T;
+    const json seconds = run.start.trainer.contains("seconds") ? run.start.trainer["seconds"] : json(0.0);
+    if (!seconds.is_number() || seconds < 0)
+        throw UserError("%s/trainer.json: \"seconds\": expected a number of seconds", run.start.dir.c_str());
+    run.seconds = seconds;
+    run.text_files = text_files(run.start.dir, setup.config, run.data.train.bytes_only());
+    if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
+    allocate(run.m, setup);
+    load_start(run.m, run.start, o.seed);
+    const std::vector<double> bytes_read = from_all(Safetensors::bytes_read);   // all ranks have read their parts
+    if (o.verbose && !world.alone() && !run.start.dir.empty()) {
+        printf("read       bytes of the checkpoint, by rank:");
+        for (double bytes : bytes_read) printf(" %.0f", bytes);
+        printf("\n");
+    }
+    set_loss_scale(run.m, run.scale);
+    if (!world.first()) return;
+    run.log.open(o.out, run.step, run_record(o, setup));   // from here on the folder holds a run
+    if (!o.out.empty()) remove_unfinished(o.out);
+}
+
+bool is_complete(const TrainingRun& run) {
+    const Options& o = run.o;
+    if (o.minutes > 0) return run.seconds >= 60 * o.minutes;
+    return o.tokens > 0 ? run.tokens >= uint64_t(o.tokens) : run.step >= o.steps;
+}
+
+// Returns the expected number of steps of the whole run. With --tokens and --minutes it is the number of steps done over
+// the part of the budget that they took.
+long expected_steps(const TrainingRun& run) {
+    const Options& o = run.o;
+    if (o.minutes == 0 && o.tokens == 0) return o.steps;
+    const double part = o.minutes > 0 ? run.seconds / (60 * o.minutes) : double(run.tokens) / o.tokens;
+    const double first = o.minutes > 0 ? MAX_STEPS : o.tokens / run.tokens_per_step;
+    return std::lround(std::clamp(run.step > 0 ? run.step / part : first, run.step + 1.0, double(MAX_STEPS)));
+}
+
+// ---- log
+
+// Returns loss, norm, scale and speed of the step that started at `began`. Blocks until the device is done.
+StepResult step_result(TrainingRun& run, double began, double lr) {
+    const LossScale before = run.scale;
+    StepResult r = {};
+    r.loss = sum_of_all(take_loss(run.m)) / run.tokens_per_step;
+    r.norm = fetch(run.m.a.step()).norm;
+    if (before.interval > 0) run.scale = fetch(run.m.a.loss_scale());
+    r.loss_scale = before.scale;
+    // A scale of 1 cannot be halved, so a norm that is not finite ends the run.
+    const bool skipped = run.scale.skipped > before.skipped && before.scale > 1;
+    r.is_finite = std::isfinite(r.loss) && (std::isfinite(r.norm) || skipped);
+    r.lr = lr;
+    r.seconds = seconds_now() - began;
+    r.tokens_per_s = run.tokens_per_step / r.seconds;
+    const Flops flops = flops_per_token(run.m.setup);
+    const double peak = device.peak_flops * run.m.setup.gpus;
+    r.mfu = flops.model * r.tokens_per_s / peak;
+    r.hfu = flops.hardware * r.tokens_per_s / peak;
+    return r;
+}
+
+// Returns the log record of a step. `evaluates`: validation follows this step.
+json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
+    json record = {{"step", run.step}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
+                   {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu},
+                   {"batch", long(run.tokens_per_step)}, {"tokens", run.tokens}};
+    const bool scales_loss = FLOATX == DType::FP16 || run.scale.interval > 0 || r.loss_scale != NO_SCALE;
+    if (scales_loss) {
+        record["loss_scale"] = r.loss_scale;
+        record["skipped_steps"] = long(run.scale.skipped);
+        if (evaluates && !has_fp8(run.m)) record["zero_gradients"] = zero_gradients(run.m);   // FP8: fp8_record()
+    }
+    if (!run.m.master)   // the fraction of weights that the update changed in FP32 but not after rounding
+        record["unchanged"] = double(fetch(run.m.a.unchanged())) / count_parameters(run.m.config).real;
+    return record;
+}
+
+// Adds a step's estimates to the averages and to its log record. squared: own_squared_norm(), of gradients that are
+// divided by the tokens of the whole step and multiplied by the loss scale.
+void add_noise(json& record, TrainingRun& run, const StepResult& r, double squared) {
+    const double B = run.tokens_per_step, b = B / (world.alone() ? run.micro_steps : world.size);
+    const double factor = B / b / r.loss_scale, small = sum_of_all(squared) / world.size * factor * factor;
+    const double large = r.norm * r.norm;
+    if (!std::isfinite(small + large)) return;   // loss scaling has skipped the step
+    const double gradient = (B * large - b * small) / (B - b), trace = (small - large) / (1 / b - 1 / B);
+    NoiseScale& average = run.noise;
+    average.gradient = NOISE_DECAY * average.gradient + (1 - NOISE_DECAY) * gradient;
+    average.trace = NOISE_DECAY * average.trace + (1 - NOISE_DECAY) * trace;
+    record.update({{"noise_gradient", gradient}, {"noise_trace", trace}});
+    if (average.gradient > 0) record["noise_scale"] = average.trace / average.gradient;
+}
+
+// ---- end
+
+// Prints the totals and the commands that come next.
+void print_end(TrainingRun& run, double tokens, double seconds) {
+    const Options& o = run.o;
+    const long steps = run.step - run.start.step;
+    const Memory memory = memory_now();
+    const size_t used = device.is_cpu() ? peak_resident_bytes() : memory.all - memory.available;
+    run.progress.end_line();
+    if (steps == 0 && is_complete(run)) {
+        const std::string budget = o.minutes > 0 ? format("--minutes %g", o.minutes) :
+                                   o.tokens > 0 ? format("--tokens %ld", o.tokens) : format("--steps %ld", o.steps);
+        printf("done       no steps: %s is at step %ld and has reached %s; a larger one continues the run\n",
+               o.out.c_str(), run.step, budget.c_str());
+    } else {
+        const std::string sent = size_text(static_cast<size_t>(run.bytes_sent / std::max(1L, steps)));
+        printf("done       %s steps in %s, %s tok/s; %s allocated as planned, %s %s%s\n", grouped(steps).c_str(),
+               clock_text(seconds).c_str(), short_number(tokens / seconds).c_str(),
+               size_text(run.m.allocated).c_str(), size_text(used).c_str(),
+               device.is_cpu() ? "resident at most" : "in use on the device", world.alone() ? "" :
+               format("; sent %s a step by each of %zu GPUs", sent.c_str(), world.size).c_str());
+    }
+    const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
+    const bool has_text = run.text_files.content.count("tokenizer.json");
+    print_next(o, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
+               has_text ? "" : format(" --prompt-tokens %d", run.data.text.first()), is_complete(run));
+}
