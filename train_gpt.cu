@@ -1451,7 +1451,6 @@ Product product_of(void* out, const Tensor& a, Op a_op, const Tensor& b, Op b_op
 // out = inp w + b + add. b and add may be null; add must not be out.
 void matmul_forward(const Tensor& out, const Tensor& inp, const Tensor& w, const floatX* b, const floatX* add) {
     Product p = product_of(out.x, inp, Op::AS_IS, w, Op::AS_IS);
-    p.shape.fast_accumulation = inp.fp8.fast_accumulation;
     p.shape.epilogue = b ? Epilogue::BIAS : Epilogue::NONE;
     p.bias = b;
     p.shape.into = add ? Into::ADD : Into::ASSIGN;
@@ -2105,13 +2104,14 @@ template <Want WANT> void head(Model& m, const int* targets, float mean, size_t 
     const Activations& a = m.a;
     const size_t C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
     const Tensor wte = {m.w.wte(), Vp, C};
+    floatX* const dln = WANT == Want::LOSS ? nullptr : gradients(m, 0).ln.x;
     for (size_t first = 0; first < R; first += most) {
         const size_t rows = std::min(most, R - first);
         const Tensor logits = {a.logits(), rows, Vp}, lnf = {a.lnf() + first * C, rows, C};
         matmul(logits_product(m, first, rows));
         cross_entropy<WANT>(logits, a.losses() + first, targets + first, mean, a.loss_scale(), m.config.vocab);
         if (WANT == Want::LOSS) continue;
-        matmul(product_of(own_rows(a.dln(), R * C) + first * C, logits, Op::AS_IS, wte, Op::AS_IS));
+        matmul(product_of(dln + first * C, logits, Op::AS_IS, wte, Op::AS_IS));
         matmul_backward_weight(m.g.wte(), lnf, logits);   // (Vp,C) += logits^T lnf
     }
     add_losses(a.loss(), a.losses(), R);
@@ -2170,8 +2170,7 @@ void backward(Model& m, const Batch& batch) {
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch which = MicroBatch::LAST) {
     m.micro_batch = which;
     const std::string name = format("micro-step of inputs %p, targets %p, order %p, %zu tokens a step%s", batch.inputs,
-                                    batch.targets, batch.order, tokens_per_step,
-                                    m.fp8_history ? ", by scales of past steps" : "");
+                                    batch.targets, batch.order, tokens_per_step, scales_text(m));
     m.graphs.run(name, [&] {
         forward(m, batch.inputs);
         begin_gradients(m, 0);
@@ -2214,26 +2213,7 @@ double take_loss(Model& m) {
     return sum;
 }
 
-// FLOPs of a step per token. Matmuls: 2 per weight forward, 4 backward. Attention: query t needs t + 1 keys, (T+1)/2 on
-// average, in 2 products of 2 FLOPs per channel forward and twice that backward, the minimum for causal attention.
-// Model FLOPs exclude recomputation, hardware FLOPs include it (Narayanan et al. 2021; PaLM, appendix B).
-struct Flops { double model, hardware; };
-
-Flops flops_per_token(const Setup& s) {
-    const double layers = s.config.layers, attention = 4.0 * s.config.channels * (s.T + 1) / 2.0 * layers;
-    const double matmul = 2.0 * count_parameters(s.config).matmul;
-    Flops flops = {3 * (matmul + attention), 3 * (matmul + attention)};
-    // Recomputed in all layers but the last: attention, if its probabilities were dropped, and with `full` also the
-    // matmuls qkv, attproj and fc (12 - 4 = 8 C^2 weights).
-    const double C = s.config.channels;
-    if (s.recompute == Recompute::FULL) flops.hardware += (layers - 1) * (2.0 * 8 * C * C + attention / layers);
-    if (s.recompute == Recompute::SELECTIVE && s.attention == Attention::NAIVE)
-        flops.hardware += (layers - 1) * attention / layers;
-    return flops;
-}
-
 #include "gpt/model_files.cuh"   // read_weights(), write_checkpoint(), find_start(), load_start()
-
 #include "gpt/loader.cuh"        // Loader
 #include "gpt/evaluation.cuh"    // evaluate(), sample()
 #include "gpt/hellaswag.cuh"     // hellaswag()
@@ -2332,20 +2312,13 @@ void save_checkpoint(TrainingRun& run) {
     if (run.o.out.empty()) return;
     run.tried = run.step;
     progress(WRITING);
-    json trainer = {{"next_window", run.next_window}, {"tokens", run.tokens}, {"train_tokens", run.data.train.count()},
-                    {"head_rows", run.m.setup.logits_rows()}, {"options", describe(run.o, TRAIN)}};
-    if (run.o.minutes > 0) trainer["seconds"] = run.seconds;
-    if (run.o.noise_every > 0) trainer["noise"] = {run.noise.gradient, run.noise.trace};
-    if (run.m.fp8_history) trainer["fp8_history"] = fp8_history(run.m);
-    if (run.scale.interval > 0 || run.scale.skipped > 0)
-        trainer["loss_scaling"] = {{"scale", long(run.scale.scale)}, {"good_steps", long(run.scale.good_steps)},
-                                   {"skipped_steps", long(run.scale.skipped)}};
     try {
         run.log.sync();   // so that a checkpoint is never ahead of the log
     } catch (const Failure& error) {
         throw not_written(run.step, error);
     }
-    run.last_checkpoint = write_checkpoint(run.o.out, run.m, run.text_files, run.step, trainer, run.o.keep);
+    run.last_checkpoint = write_checkpoint(run.o.out, run.m, run.text_files, run.step, trainer_record(run),
+                                           run.o.keep);
     wait_for_all(WRITING);
     run.progress.end_line();
     printf("step %ld: checkpoint %s\n", run.step, run.last_checkpoint.c_str());
@@ -2363,10 +2336,43 @@ void rescue(TrainingRun& run) {
     }
 }
 
+// One step: forward and backward of its micro-batches, update, log.
+StepResult train_step(TrainingRun& run, Loader& loader, bool evaluates) {
+    const double began = seconds_now(), sent_before = world.bytes_sent;
+    if (evaluates) start_counting(run.m);
+    const std::optional<double> squared = accumulate_gradients(run, loader);
+    const Step settings = adamw_settings(run.o, run.step, run.scale.skipped, expected_steps(run));
+    update(run.m, settings);
+
+    const StepResult result = step_result(run, began, settings.lr);
+    run.step++;
+    run.tokens += static_cast<uint64_t>(run.tokens_per_step);
+    run.next_window += static_cast<uint64_t>(run.tokens_per_step) / run.m.setup.T;
+    run.bytes_sent += world.bytes_sent - sent_before;
+    if (!result.is_finite) {
+        run.tried = run.step;   // no checkpoint of these weights
+        throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", run.step,
+                      result.loss, result.norm, run.last_checkpoint.empty() ? "none" : run.last_checkpoint.c_str());
+    }
+    json record = step_record(run, result, evaluates);
+    if (squared) add_noise(record, run, result, *squared);
+    run.log.write(record);
+    if (evaluates) log_counts(run);
+    return result;
+}
+
+// What the training loop does after every `every` steps, and after the last one. 0: never.
+struct Event {
+    long every;
+    void (*run)(TrainingRun&);
+};
+
 // The training loop of a run that load_run() has prepared.
 void train_loop(TrainingRun& run) {
     const Options& o = run.o;
     Model& m = run.m;
+    const Event events[] = {{o.eval_every, validate}, {o.sample_every, show_sample},
+                            {o.checkpoint_every, save_checkpoint}};
     const double start = seconds_now(), tokens_before = run.tokens, seconds_before = run.seconds;
     Loader loader(m, run.data.train, o.shuffle, o.seed, run.start.window);
     world.overlap = o.overlap;
@@ -2379,52 +2385,21 @@ void train_loop(TrainingRun& run) {
     bool stopping = false;
     try {
         while (!is_complete(run) && !stopping) {
-            const long step = run.step + 1;
-            *world.step = step;
+            const long step = *world.step = run.step + 1;
             begin_step(run);
             // With --minutes the step decides whether it is the last one.
             bool last = o.tokens > 0 ? run.tokens + run.tokens_per_step >= o.tokens : o.minutes == 0 && step == o.steps;
             auto due = [&](long every) { return every > 0 && (step % every == 0 || last); };
-            const double began = seconds_now(), sent_before = world.bytes_sent;
-            const bool counts_fp8 = has_fp8(m) && due(o.eval_every);
-            if (counts_fp8) fp8_scales<Fp8Step::START_COUNTING>(m.a.fp8_scales(), scale_count(m));
-
-            // Forward, backward, update.
-            const std::optional<double> squared = accumulate_gradients(run, loader);
-            const Step settings = adamw_settings(o, run.step, run.scale.skipped, expected_steps(run));
-            update(m, settings);
-
-            // Log.
-            const StepResult result = step_result(run, began, settings.lr);
-            run.step = step;
-            run.tokens += static_cast<uint64_t>(run.tokens_per_step);
-            run.next_window += static_cast<uint64_t>(run.tokens_per_step) / m.setup.T;
-            run.bytes_sent += world.bytes_sent - sent_before;
-            if (!result.is_finite) {
-                run.tried = step;   // no checkpoint of these weights
-                throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", step,
-                              result.loss, result.norm, run.last_checkpoint.empty() ? "none" :
-                                                                                      run.last_checkpoint.c_str());
-            }
-            json record = step_record(run, result, due(o.eval_every));
-            if (squared) add_noise(record, run, result, *squared);
-            run.log.write(record);
-            if (counts_fp8) {
-                run.log.write({{"step", step}, {"fp8", fp8_record(m)}});
-                fp8_scales<Fp8Step::STOP_COUNTING>(m.a.fp8_scales(), scale_count(m));
-            }
+            const StepResult result = train_step(run, loader, due(o.eval_every));
             if (o.minutes > 0) run.seconds = seconds_before + sum_of_all(world.first() ? seconds_now() - start : 0);
             last = is_complete(run);
             stopping = sum_of_all(stop_requested) > 0;   // read once a step, so that all ranks agree
             const bool trace_complete = step - run.start.step == TRACED_STEPS || last || stopping;
             if (recorder.on && trace_complete)
                 write_trace(o.trace, live_places(m), bytes_record(plan(m.setup)), step - run.start.step);
-            run.progress.show(step, is_complete(run) ? step : expected_steps(run), result);
-
-            // Evaluate, sample, checkpoint.
-            if (due(o.eval_every)) validate(run);
-            if (due(o.sample_every)) show_sample(run);
-            if (due(o.checkpoint_every) || stopping) save_checkpoint(run);
+            run.progress.show(step, last ? step : expected_steps(run), result);
+            for (const Event& event : events)
+                if (due(event.every) || (stopping && event.run == save_checkpoint)) event.run(run);
             if (stopping) {
                 run.progress.end_line();
                 printf("stopped by a signal after step %ld\n", step);
@@ -2444,7 +2419,7 @@ void train(const Options& o) {
                                             : config_of_folder(o, start.dir);
     divide_data(data, o, start.dir, config);
     print_changes(o, start.trainer, start.dir, data.train.count());
-    if (o.matmul != MatmulIn::FLOATX) require_fp8_device();
+    require_device(o);
     const Memory memory = memory_now();
     const Memory least = {size_t(least_of_all(memory.available)), size_t(least_of_all(memory.all))};   // of all GPUs
     const Setup setup = make_setup(o, config, Purpose::TRAINING, least);

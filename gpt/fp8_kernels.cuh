@@ -15,6 +15,7 @@ Tensor in_floatX(Tensor t) {
 void read_fp8(Product& p, const Tensor& a, const Tensor& b) {
     MatmulShape& s = p.shape;
     const bool any = fp8_in_any_layout();
+    s.fast_accumulation = s.a == Op::AS_IS && a.fp8.fast_accumulation;
     p.a = s.a == Op::TRANSPOSED && !any ? a.fp8.transposed : a.fp8.x;
     p.b = s.b == Op::AS_IS && !any ? b.fp8.transposed : b.fp8.x;
     if (!any) s.a = Op::AS_IS, s.b = Op::TRANSPOSED;

@@ -4,6 +4,9 @@
 
 size_t scale_count(const Model& m) { return static_cast<size_t>(m.config.layers) * FP8_TENSORS; }
 
+// For the name of a CUDA graph, whose kernels depend on where scales come from.
+const char* scales_text(const Model& m) { return m.fp8_history ? ", by scales of past steps" : ""; }
+
 // ---- the FP8 copies of a layer's tensors
 
 // Returns the copy x of a tensor of layer l, or of the current layer, with memory for its transposed copy.

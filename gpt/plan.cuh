@@ -4,6 +4,24 @@
 // Map: peak · model and setup · start of a run · a step in time · plan
 #pragma once
 
+// FLOPs of a step per token. Matmuls: 2 per weight forward, 4 backward. Attention: query t needs t + 1 keys, (T+1)/2 on
+// average, in 2 products of 2 FLOPs per channel forward and twice that backward, the minimum for causal attention.
+// Model FLOPs exclude recomputation, hardware FLOPs include it (Narayanan et al. 2021; PaLM, appendix B).
+struct Flops { double model, hardware; };
+
+Flops flops_per_token(const Setup& s) {
+    const double layers = s.config.layers, attention = 4.0 * s.config.channels * (s.T + 1) / 2.0 * layers;
+    const double matmul = 2.0 * count_parameters(s.config).matmul;
+    Flops flops = {3 * (matmul + attention), 3 * (matmul + attention)};
+    // Recomputed in all layers but the last: attention, if its probabilities were dropped, and with `full` also the
+    // matmuls qkv, attproj and fc (12 - 4 = 8 C^2 weights).
+    const double C = s.config.channels;
+    if (s.recompute == Recompute::FULL) flops.hardware += (layers - 1) * (2.0 * 8 * C * C + attention / layers);
+    if (s.recompute == Recompute::SELECTIVE && s.attention == Attention::NAIVE)
+        flops.hardware += (layers - 1) * attention / layers;
+    return flops;
+}
+
 // The precision that `plan` assumes. Every other subcommand uses the build's.
 DType precision_of(const Options& o) {
     return o.precision == PlanPrecision::OF_BUILD ? FLOATX : static_cast<DType>(o.precision);
@@ -157,7 +175,9 @@ int auto_micro_batch(const Options& o, Setup s, size_t memory) {
     return std::max(least_micro_batch(s), valid_micro_batch(o, s, largest_micro_batch(s, without_margin(memory))));
 }
 
-void require_fp8_device() {
+// Requires what --matmul needs of the device.
+void require_device(const Options& o) {
+    if (o.matmul == MatmulIn::FLOATX) return;
     const cudaDeviceProp& p = device.properties;
     if (!device.is_cpu() && 10 * p.major + p.minor < 89)
         throw UserError("--matmul fp8: expected compute capability 8.9 (Ada) or later, found %d.%d of %s", p.major,

@@ -123,6 +123,29 @@ void add_noise(json& record, TrainingRun& run, const StepResult& r, double squar
     if (average.gradient > 0) record["noise_scale"] = average.trace / average.gradient;
 }
 
+// Starts to count values, saturation and underflow in FP8 before a step that log_counts() logs.
+void start_counting(Model& m) {
+    if (has_fp8(m)) fp8_scales<Fp8Step::START_COUNTING>(m.a.fp8_scales(), scale_count(m));
+}
+void log_counts(TrainingRun& run) {
+    if (!has_fp8(run.m)) return;
+    run.log.write({{"step", run.step}, {"fp8", fp8_record(run.m)}});
+    fp8_scales<Fp8Step::STOP_COUNTING>(run.m.a.fp8_scales(), scale_count(run.m));
+}
+
+// Returns a checkpoint's trainer.json, without the step.
+json trainer_record(const TrainingRun& run) {
+    json trainer = {{"next_window", run.next_window}, {"tokens", run.tokens}, {"train_tokens", run.data.train.count()},
+                    {"head_rows", run.m.setup.logits_rows()}, {"options", describe(run.o, TRAIN)}};
+    if (run.o.minutes > 0) trainer["seconds"] = run.seconds;
+    if (run.o.noise_every > 0) trainer["noise"] = {run.noise.gradient, run.noise.trace};
+    if (run.m.fp8_history) trainer["fp8_history"] = fp8_history(run.m);
+    if (run.scale.interval > 0 || run.scale.skipped > 0)
+        trainer["loss_scaling"] = {{"scale", long(run.scale.scale)}, {"good_steps", long(run.scale.good_steps)},
+                                   {"skipped_steps", long(run.scale.skipped)}};
+    return trainer;
+}
+
 // ---- end
 
 // Prints the totals and the commands that come next.
