@@ -1,33 +1,32 @@
-// gpt.cu trains GPT-2 and GPT-3 models on one GPU or many. Built with g++, the same file trains on a CPU.
+// train_gpt.cu trains GPT-2 and GPT-3 models on one GPU or many. Built with g++, the same file trains on a CPU.
 //
-// This file holds everything that a training step computes: the portable kernels of each layer, forward and backward,
-// the model made of them, mixed precision, gradient accumulation, recomputation, the optimizer and the training loop.
-// It reads from top to bottom. A first reading can skip the headers in gpt/: kernels for tensor cores, FP8, many GPUs,
-// file formats, the tokenizer, the command line. Each #include lists what its header defines.
+// This file is the trainer of one GPU in one precision: the kernels of each layer, forward and backward, the model made
+// of them, mixed precision, gradient accumulation, recomputation, the optimizer and the training loop. It reads from
+// top to bottom. Every other technique is one word where it attaches, and a header in gpt/ that a first reading can
+// skip: kernels for tensor cores, FP8, loss scaling, Muon, many GPUs; also cuBLASLt, files and options. Each #include
+// has the main names of its header.
 //
 // Map: the sections, in order
-//    1  basics                errors, device, precision, packs and warps, operands of matmuls, recording, launch,
-//                             graphs
-//    2  kernels               column sums, embedding, layernorm, bias, gelu, attention, loss scaling, cross-entropy,
-//                             gradient norm, adamw, init. Each begins with formulas and the least bytes or FLOPs (cost)
-//    3  matmul                cuBLASLt, row-major; bias, GELU and their gradients as epilogues; muon, made of matmuls
-//    4  model                 sizes; one table of parameters and one of activations (name, shape, dtype, copies), from
-//                             which memory, init, checkpoints and the plan follow; many GPUs; operands; fp8
-//    5  training step         forward, recompute, backward, update
-//    6  files                 checkpoints, token data
-//    7  run                   sampling, schedule, gradient noise scale, the training loop (train_loop)
-//    8  subcommands           train, eval, sample, plan; main
+//    1  basics                precision, packs and warps, tensors, threads and elements
+//    2  kernels               gelu, column sums, bias, embedding, layernorm, attention (and: other kernels),
+//                             cross-entropy, gradient norm, adamw. Each begins with formulas and the least bytes or
+//                             FLOPs (cost)
+//    3  linear                layers out = inp w + b, by matmuls (gpt/matmul.cuh)
+//    4  model                 sizes; one table of parameters and one of activations (name, shape, copies), from which
+//                             memory, init, checkpoints and the plan follow; the tensors of a layer
+//    5  training step         forward, which also recomputes, backward, update
+//    6  run                   schedule, train: the training loop (train_loop); main
 //
 // Names   B batch, T sequence, N = B*T rows, C channels, NH heads, HS = C / NH head size, L layers,
 //         V vocabulary, Vp padded vocabulary; inp, out: a layer's input, output; dinp, dout: their gradients.
-//         Tensor parallelism (section "many GPUs"): groups of t GPUs, R = N / t, Ct = C / t; without it t = 1.
+//         Tensor parallelism (gpt/distributed.cuh): groups of t GPUs, R = N / t, Ct = C / t; without it t = 1.
 // Layout  row-major; a tensor (B, T, C) is N rows of C; weights are (in, out) as in GPT-2's files.
 // Types   floatX is the type in which weights and activations are stored: BF16, FP16 or FP32 (make PRECISION=...).
 //         Arithmetic is FP32, and matmuls accumulate in FP32. Every reduction has one fixed order, and no kernel uses
 //         floating-point atomics, so the same command gives the same bits.
-// Global  device, activity, recorder (--trace), matmul_plans, world, data_ranks, tensor_ranks (the processes of many
-//         GPUs), bytes_read, and two that signal handlers set: stop_requested (Ctrl-C) and page_lost (a mapped file was
-//         truncated).
+// Global  device (its matmul_workspace is the Model's memory), activity, recorder (--trace), matmul_plans, world,
+//         data_ranks, tensor_ranks (the processes of many GPUs), bytes_read, and two that signal handlers set:
+//         stop_requested (Ctrl-C) and page_lost (a mapped file was truncated).
 //
 // GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners";
 // GPT-3: Brown et al. 2020, table 2.1.
@@ -161,13 +160,12 @@ __device__ __forceinline__ float* dynamic_shared() {
 #include "gpt/fp8.cuh"   // Out, Writer, Fp8Copy; e4m3 (activations, weights) and e5m2 (gradients)
 
 struct Tensor {
-    floatX* x = nullptr;         // (rows, columns), row-major; null: not stored, because matmuls read only its FP8 copy
+    floatX* x = nullptr;         // (rows, columns), row-major; null: not stored, matmuls read only its FP8 copy
     size_t rows = 0, columns = 0;
     bool kept = true;            // from forward to backward, which otherwise recomputes it
     Fp8Copy fp8 = {};
-    floatX* whole = nullptr;     // tensor parallelism, of a rank's rows: memory for all ranks' rows (gpt/distributed.cuh)
+    floatX* whole = nullptr;     // tensor parallelism: of a tensor of this GPU's rows, memory for all rows
 
-    explicit operator bool() const { return x; }
     size_t size() const { return rows * columns; }
 
     // The destination for a kernel that writes this tensor. An FP8 copy is of all ranks' rows.
@@ -208,7 +206,7 @@ __device__ __forceinline__ Span my_span(size_t n, size_t pack = PACK) {
     return {first + threadIdx.x * pack, last < n ? last : n, blockDim.x * pack};
 }
 
-#include "gpt/tiles.cuh"   // exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles, rings
+#include "gpt/tiles.cuh"   // by ptx.cuh exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles
 
 // ==== gelu ===================================================================
 // forward   out = x * s,   s = 1 / (1 + exp(-2u)),   u = sqrt(2/pi) * (x + 0.044715 x^3)
@@ -218,8 +216,8 @@ __device__ __forceinline__ Span my_span(size_t n, size_t pack = PACK) {
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
 // source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
-// used      where no matmul's epilogue computes them (section "matmul"); with FP8, fp8_gelu_backward (gpt/fp8.cuh)
-//           computes the backward
+// used      where no matmul's epilogue computes them (section "linear"); with FP8, fp8_gelu_backward
+//           (gpt/fp8_kernels.cuh) computes the backward
 // variants  dev/kernels/gelu.cu
 
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
@@ -285,9 +283,9 @@ void gelu_backward(const Tensor& dinp, const floatX* dout, const Tensor& inp) {
 //           threads of a warp, and the warps are added to the old gradient in the order 0, 1, ... The number of
 //           partials depends only on N, in Hopper's attention on B and T
 // mapping   add_partials: a block owns PARTIAL_COLUMNS columns; ACROSS neighbouring threads read one row of partials
-// used      layernorm_backward (w, b, and the biases attprojb, fcprojb); fcb: bias_backward, with FP8 fp8_gelu_backward,
-//           or a matmul's epilogue, whose one row of sums add_partials adds; qkvb: bias_backward, or on Hopper the
-//           attention kernels that write dqkv, one partial for each 64 rows
+// used      layernorm_backward (w, b, and the biases attprojb, fcprojb); fcb: bias_backward, with FP8
+//           fp8_gelu_backward; qkvb: bias_backward, or on Hopper the attention kernels that write dqkv, one partial for
+//           each 64 rows
 // cost      the partials, MAX_PARTIALS rows of FP32 for 65536 rows, stay in the L2 cache
 
 // Blocks of one warp that own SUM_COLUMNS columns, for the sums over rows in bias_backward and embedding_backward.
@@ -340,9 +338,9 @@ constexpr int PARTIAL_COLUMNS = WARP_SIZE == 1 ? PACK_FP32 : 32;   // 128 bytes:
 constexpr int ACROSS = PARTIAL_COLUMNS / PACK_FP32;
 constexpr int MAX_GRADS = 3;
 
-template <typename G, typename P>
+template <typename G>
 __global__ void __launch_bounds__(WIDE_BLOCK)
-add_partials_kernel(G* grad0, G* grad1, G* grad2, const P* partials, size_t count, size_t columns) {
+add_partials_kernel(G* grad0, G* grad1, G* grad2, const float* partials, size_t count, size_t columns) {
     __shared__ __align__(16) float warp_sums[WIDE_BLOCK / WARP_SIZE][PARTIAL_COLUMNS];
     G* grad = blockIdx.y == 0 ? grad0 : blockIdx.y == 1 ? grad1 : grad2;
     partials += blockIdx.y * count * columns;
@@ -365,15 +363,12 @@ add_partials_kernel(G* grad0, G* grad1, G* grad2, const P* partials, size_t coun
     }
 }
 
-// Adds to each of up to MAX_GRADS grads (columns), all of one dtype, the sum of its partials (count, columns), which
-// have type P. P is not deduced, so that arguments may convert to a pointer.
-template <typename P = float>
-void add_partials(std::initializer_list<Grad> grads, const std::common_type_t<P>* partials, size_t count,
-                  size_t columns) {
+// Adds to each of up to MAX_GRADS grads (columns), all of one dtype, the sum of its partials (count, columns).
+void add_partials(std::initializer_list<Grad> grads, const float* partials, size_t count, size_t columns) {
     with_type(*grads.begin(), [&](auto* first) {
         decltype(first) to[MAX_GRADS] = {};
         std::transform(grads.begin(), grads.end(), to, [&](Grad g) { return static_cast<decltype(first)>(g.data); });
-        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(first)>, P>,
+        launch("add_partials", add_partials_kernel<std::remove_pointer_t<decltype(first)>>,
                dim3(ceil_div(columns, PARTIAL_COLUMNS), grads.size()), WIDE_BLOCK, 0, updated(to[0]), updated(to[1]),
                updated(to[2]), partials, count, columns);
     });
@@ -520,11 +515,11 @@ embedding_backward_wpe_kernel(G* dwpe, const floatX* dout, size_t N, size_t firs
 }
 
 void embedding_forward(const Tensor& out, const int* inp, const floatX* wte, const floatX* wpe, size_t first, int T) {
-    launch("embedding_forward", embedding_forward_kernel, row_blocks(out.rows), BLOCK, 0, out.x, inp, wte, wpe, out.rows,
-           first, T, out.columns);
+    launch("embedding_forward", embedding_forward_kernel, row_blocks(out.rows), BLOCK, 0, out.x, inp, wte, wpe,
+           out.rows, first, T, out.columns);
 }
 
-// order (N): see mapping. partials (2, chunks, C) fp32 scratch
+// order (N): see mapping. partials (chunks, 2, C) fp32 scratch
 void embedding_backward(Grad dwte, Grad dwpe, float* partials, const Tensor& dout, const int* inp, const int* order,
                         size_t first, int T) {
     const size_t N = dout.rows, C = dout.columns, size = chunk_size(N), chunks = ceil_div(N, size);
@@ -763,11 +758,12 @@ void layernorm_forward(const Tensor& out, Stats stats, const Tensor& inp, const 
 // dbias.data it does not compute dbias. partials (3, partial_blocks(N), C) fp32 scratch
 void layernorm_backward(const Tensor& dinp, Grad dw, Grad db, Grad dbias, float* partials, const Tensor& dout,
                         const Tensor& inp, const floatX* w, Stats stats) {
-    const size_t N = inp.rows, C = inp.columns, blocks = partial_blocks(N), threads = ceil_div(C, LANE_STRIDE) * WARP_SIZE;
+    const size_t N = inp.rows, C = inp.columns;
+    const size_t blocks = partial_blocks(N), threads = ceil_div(C, LANE_STRIDE) * WARP_SIZE;
     auto run = [&](auto kernel, int own) {
         launch("layernorm_backward", kernel, blocks, std::min(threads, size_t{LAYERNORM_BLOCK}),
-               layernorm_shared(C) / MAX_GRADS * (MAX_GRADS - own), updated(dinp.to<e5m2>()), partials, dout.x, inp.x, w,
-               stats.mean, stats.rstd, N, C, 1.0f / C);
+               layernorm_shared(C) / MAX_GRADS * (MAX_GRADS - own), updated(dinp.to<e5m2>()), partials, dout.x, inp.x,
+               w, stats.mean, stats.rstd, N, C, 1.0f / C);
     };
     if (WARP_SIZE == 1 || threads > LAYERNORM_BLOCK) run(layernorm_backward_kernel<0>, 0);
     else if (dinp.fp8.scale && !dinp.whole) run(layernorm_backward_kernel<1>, 1);
@@ -1071,6 +1067,8 @@ struct Heads {
     int* counter = nullptr;            // (1), 0 before and after: of the wgmma kernels' tile scheduler
     floatX *scores = nullptr, *probs = nullptr, *dprobs = nullptr;   // (B,NH,T,T): --attention naive
     size_t past = 0;                   // sampling: earlier tokens, whose keys and values are before qkv
+
+    bool naive() const { return probs; }
 };
 
 void attention_forward_portable(const Tensor& out, const floatX* qkv, const Heads& h) {
@@ -1090,8 +1088,8 @@ void attention_backward_portable(const Tensor& dqkv, const floatX* dout, const f
 
 // ==== attention: other kernels ===============================================
 // The same function, up to rounding, in headers that a first reading can skip.
-// dQ, dK    above: attention_backward_kernel<QUERIES>, <KEYS>; Ampere: backward_mma(); Hopper: dq_consumer() for dQ,
-//           dkv_consumer() for dK. dV is computed with dK
+// dQ, dK    above: attention_backward_kernel with Owns::QUERIES, Owns::KEYS; Ampere: backward_mma(); Hopper:
+//           dq_consumer() for dQ, dkv_consumer() for dK. dV is computed with dK
 // needs     tensor cores, BF16 or FP16, and head size 64, 80, 96 or 128; otherwise the kernels above run
 // variants  dev/kernels/attention.cu
 
@@ -1120,14 +1118,14 @@ template <typename F> void with_head_size(int HS, F f) {
 // out (N,C) = attention of qkv (N,3C), which is kept for backward with h.lse (naive: h.probs)
 void attention_forward(const Tensor& out, const Tensor& qkv, const Heads& h) {
     if (h.past) return attention_decode(out.x, qkv.x - h.past * qkv.columns, h.past + 1, h.NH, h.HS);
-    if (h.scores) {
+    if (h.naive()) {
         naive_attention_forward(out.x, qkv.x, h);
         return out.quantise();
     }
     if (!on_tensor_cores(h.HS)) attention_forward_portable(out, qkv.x, h);
     else with_head_size(h.HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
-        if (device.tensor_cores == TensorCores::WGMMA) attention_forward_wgmma<HEAD_SIZE>(out, qkv.x, h);
+        if (on_wgmma(HEAD_SIZE)) attention_forward_wgmma<HEAD_SIZE>(out, qkv.x, h);
         else attention_forward_mma<HEAD_SIZE>(out, qkv.x, h);
     });
     out.finish();
@@ -1139,15 +1137,16 @@ size_t attention_partials(size_t B, size_t T) { return std::max(partial_blocks(B
 // Writes dqkv and, unless dbias.data is null, adds its column sums to dbias, the gradient of qkv's bias.
 void attention_backward(const Tensor& dqkv, Grad dbias, const Tensor& dout, const Tensor& qkv, const Tensor& out,
                         const Heads& h) {
-    const bool by_wgmma = !h.probs && on_wgmma(h.HS), by_mma = !h.probs && on_tensor_cores(h.HS) && !by_wgmma;
-    if (h.probs) naive_attention_backward(dqkv.x, dout.x, qkv.x, h);
+    const bool by_wgmma = !h.naive() && on_wgmma(h.HS);
+    const bool by_mma = !h.naive() && on_tensor_cores(h.HS) && !by_wgmma;
+    if (h.naive()) naive_attention_backward(dqkv.x, dout.x, qkv.x, h);
     else if (!on_tensor_cores(h.HS)) attention_backward_portable(dqkv, dout.x, qkv.x, out.x, h);
     else with_head_size(h.HS, [&](auto size) {
         constexpr int HEAD_SIZE = decltype(size)::value;
         if (by_wgmma) attention_backward_wgmma<HEAD_SIZE>(dqkv, dbias, dout.x, qkv.x, out.x, h);
         else attention_backward_mma<HEAD_SIZE>(dqkv.x, dout.x, qkv.x, out.x, h);
     });
-    if (h.probs || by_mma) dqkv.quantise();   // these kernels have no FP8 output
+    if (h.naive() || by_mma) dqkv.quantise();   // these kernels have no FP8 output
     else dqkv.finish();
     if (dbias.data && !by_wgmma) bias_backward(dbias, h.partials, dqkv);
 }
@@ -1182,8 +1181,8 @@ enum class SecondPass { FROM_SHARED, FROM_MEMORY };   // where the gradient's pa
 
 template <Want WANT>
 __global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 2)
-cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float mean, const LossScale* loss_scale,
-                     int V, int Vp, SecondPass from) {
+cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float inverse_tokens,
+                     const LossScale* loss_scale, int V, int Vp, SecondPass from) {
     const bool keep = HAS_MMA && WANT == Want::LOSS_AND_GRADIENT && from == SecondPass::FROM_SHARED;
     const size_t n = blockIdx.x;
     const int target = targets[n], first = threadIdx.x * PACK, stride = blockDim.x * PACK;
@@ -1194,7 +1193,7 @@ cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float me
     };
     for (int p = 0; keep && p < FETCH_AHEAD; p++) fetch(first + p * stride);
     // Loaded here, so that no thread waits for them between the passes.
-    const float scale = WANT == Want::LOSS ? 0 : mean * loss_scale->scale;
+    const float scale = WANT == Want::LOSS ? 0 : inverse_tokens * loss_scale->scale;
     const floatX target_logit = row[target < 0 ? 0 : target];
     float x[PACK], max = LOWEST, sum[PACK] = {};   // max: times LOG2E
     for (int i = first; i < Vp; i += stride) {
@@ -1239,8 +1238,8 @@ __global__ void __launch_bounds__(WIDE_BLOCK) add_losses_kernel(double* total, c
 }
 
 template <Want WANT>
-void cross_entropy(const Tensor& logits, float* losses, const int* targets, float mean, const LossScale* loss_scale,
-                   int V) {
+void cross_entropy(const Tensor& logits, float* losses, const int* targets, float inverse_tokens,
+                   const LossScale* loss_scale, int V) {
     const size_t Vp = logits.columns, row_bytes = Vp * sizeof(floatX), reduction_bytes = 2 * 32 * sizeof(float);
     const size_t block_bytes = row_bytes + reduction_bytes + device.properties.reservedSharedMemPerBlock;
     // Two blocks fit on a multiprocessor: one loads while the other stores. cp.async needs compute capability 8.0. On a
@@ -1248,7 +1247,8 @@ void cross_entropy(const Tensor& logits, float* losses, const int* targets, floa
     const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT && device.properties.major != 7 &&
                       2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
     launch("cross_entropy", cross_entropy_kernel<WANT>, logits.rows, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0,
-           updated(logits.x), losses, targets, mean, loss_scale, V, Vp, fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
+           updated(logits.x), losses, targets, inverse_tokens, loss_scale, V, Vp,
+           fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {
@@ -1257,7 +1257,7 @@ void add_losses(double* total, const float* losses, size_t n) {
 
 // ==== gradient norm ==========================================================
 // forward   norm = sqrt(sum of grad^2) / loss scale, over all gradients; then Step::factor
-// shapes    grads fp32 or 16 bits, see GradientRuns | partials (blocks) fp32
+// shapes    grads fp32 or 16 bits, see GradientRanges | partials (blocks) fp32
 // mapping   blocks stride over spans of SPAN elements, and each writes a partial sum; one block adds those
 // cost      bandwidth: reads each gradient once
 // source    Pascanu et al. 2013, "On the difficulty of training recurrent neural networks"; clipping as in PyTorch's
@@ -1279,7 +1279,7 @@ void set_step(Step* step, const Step& values) { launch("set_step", set_step_kern
 
 // Gradients whose squares are summed by `blocks` blocks: n_common, and n of each of `layers` layers, `stride` elements
 // from layer to layer.
-struct GradientRuns {
+struct GradientRanges {
     Grad common;
     size_t n_common;
     Grad layer0 = {};
@@ -1298,11 +1298,11 @@ __global__ void norm_partials_kernel(float* partials, const G* common, size_t n_
     const unsigned each = static_cast<unsigned>((n + SPAN - 1) / SPAN);
     for (unsigned span = blockIdx.x; span < outer + each * layers; span += gridDim.x) {
         const bool in_layer = span >= outer;
-        const G* run = in_layer ? layer0 + (span - outer) / each * stride : common;
+        const G* range = in_layer ? layer0 + (span - outer) / each * stride : common;
         const size_t first = (in_layer ? (span - outer) % each : span) * SPAN, end = in_layer ? n : n_common;
         const size_t last = first + SPAN < end ? first + SPAN : end;
         for (size_t i = first + threadIdx.x * PACK_FP32; i < last; i += static_cast<size_t>(blockDim.x) * PACK_FP32) {
-            load(x, run + i);
+            load(x, range + i);
             for (int k = 0; k < PACK_FP32; k++) sums[k] += x[k] * x[k];
         }
     }
@@ -1317,16 +1317,17 @@ __global__ void norm_kernel(Step* step, LossScale* loss_scale, const float* part
     for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
     sum = block_sum(sum);
     if (threadIdx.x > 0) return;
-    const float norm = step->norm = sqrtf(sum) / loss_scale->scale;
-    step->factor = update_loss_scale(loss_scale, sqrtf(sum)) *
-                   (step->clip > 0 ? fminf(1.0f, step->clip / (norm + 1e-6f)) : 1.0f);
+    const float scaled = sqrtf(sum), norm = scaled / loss_scale->scale;
+    const float clipping = step->clip > 0 ? fminf(1.0f, step->clip / (norm + 1e-6f)) : 1.0f;
+    step->norm = norm;
+    step->factor = update_loss_scale(loss_scale, scaled) * clipping;
 }
 
 size_t norm_blocks(size_t n_common, size_t n, size_t layers) {
     return std::min(NORM_BLOCKS, ceil_div(n_common, SPAN) + layers * ceil_div(n, SPAN));
 }
 
-void norm_partials(float* partials, const GradientRuns& r) {
+void norm_partials(float* partials, const GradientRanges& r) {
     with_type(r.common, [&](auto* g) {
         launch("norm_partials", norm_partials_kernel<std::remove_pointer_t<decltype(g)>>, r.blocks, BLOCK, 0, partials,
                g, r.n_common, static_cast<decltype(g)>(r.layer0.data), r.n, r.layers, r.stride);
@@ -1371,7 +1372,7 @@ struct Slice {
 template <typename G, typename M>
 __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, float* v, const Step* step, size_t decayed,
                              size_t n, Strides strides, unsigned long long* unchanged) {
-    constexpr bool HAS_COPY = std::is_same_v<M, float>;
+    constexpr bool MASTER_IS_FP32 = std::is_same_v<M, float>;
     float lost = 0;   // updates lost to rounding: a count of at most SPAN, exact in FP32
     const size_t layer = blockIdx.y;
     weights += layer * strides.weights;
@@ -1399,15 +1400,15 @@ __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, flo
             m1[k] = a.beta1 * m1[k] + (1 - a.beta1) * g[k];
             m2[k] = a.beta2 * m2[k] + (1 - a.beta2) * g[k] * g[k];
             w[k] -= a.lr * (m1[k] / a.correction1 / (sqrtf(m2[k] / a.correction2) + a.eps) + decay * w[k]);
-            if (!HAS_COPY) lost += w[k] != before && static_cast<float>(static_cast<M>(w[k])) == before;
+            if (!MASTER_IS_FP32) lost += w[k] != before && static_cast<float>(static_cast<M>(w[k])) == before;
         }
         store(m + i, m1);
         store(v + i, m2);
         store(master + i, w);
-        if (static_cast<const void*>(weights) != master) store(weights + i, w);
+        if (static_cast<const void*>(weights) != master) store(weights + i, w);   // rounded to floatX
         store(grads + i, zero);
     }
-    if (HAS_COPY) return;
+    if (MASTER_IS_FP32) return;
     lost = block_sum(lost);
     if (threadIdx.x == 0) atomicAdd(unchanged, static_cast<unsigned long long>(lost));
 }
@@ -1425,10 +1426,10 @@ void adamw(const Slice& s, const Step* step, unsigned long long* unchanged) {
     });
 }
 
-#include "gpt/matmul.cuh"        // matmul(): cuBLASLt's products, with bias and GELU as epilogues
-#include "gpt/fp8_kernels.cuh"   // Tensor::finish(), Tensor::quantise(), read_fp8()
+#include "gpt/matmul.cuh"        // Product, matmul(), matmul_or(): cuBLASLt, with bias and GELU as epilogues
+#include "gpt/fp8_kernels.cuh"   // Tensor::finish(), Tensor::quantise(), read_fp8(), fp8_gelu_backward()
 #include "gpt/launch.cuh"        // the processes of many GPUs: world, sum_of_all(), start_processes(), WatchdogPause
-#include "gpt/collectives.cuh"   // over_gpus(), gather(), start_sum(), await_sum(), own_rows()
+#include "gpt/collectives.cuh"   // over_gpus(); tensor parallelism: whole(), gather(), start_sum(), add_residual()
 
 // ==== linear =================================================================
 // forward   out = inp w + b, or out = inp w + b + add: the residual addition, rounded once
@@ -1467,7 +1468,7 @@ void matmul_backward_weight(Grad dw, const Tensor& dout, const Tensor& inp) {
     matmul(product_of(dw.data, inp, Op::TRANSPOSED, dout, Op::AS_IS, dw.dtype, Into::ADD));
 }
 
-// out = inp w + b + add
+// out = inp w + b + add. With tensor parallelism, a sum needs both b and add.
 void linear_forward(const Tensor& out, const Tensor& inp, const Tensor& w, const floatX* b, const Tensor& add = {}) {
     const Tensor all = gather(inp);
     if (!out.whole) return matmul_forward(out, all, w, b, add.x);
@@ -1485,7 +1486,7 @@ void linear_gelu_forward(const Tensor& out, const Tensor& pre, const Tensor& inp
         matmul_forward(pre, all, w, b, nullptr);
         gelu_forward(out, pre);
     };
-    if (!out.kept || !may_fuse_gelu(all) || cublasLtGetVersion() < BIAS_GELU_VERSION) return separate();
+    if (!out.kept) return separate();
     Product p = product_of(out.x, all, Op::AS_IS, w, Op::AS_IS);
     p.shape.epilogue = Epilogue::BIAS_GELU;
     p.bias = b;
@@ -1493,7 +1494,7 @@ void linear_gelu_forward(const Tensor& out, const Tensor& pre, const Tensor& inp
     matmul_or(p, separate);
 }
 
-// dinp = dout w^T,  dw += inp^T dout
+// dinp = dout w^T,  dw += inp^T dout. The communication of tensor parallelism overlaps one product each.
 void linear_backward(const Tensor& dinp, Grad dw, const Tensor& dout, const Tensor& inp, const Tensor& w) {
     const Tensor all = gather(dout), all_inp = start_gather(for_weights(inp));
     matmul_backward_input(whole(dinp), all, w);
@@ -1520,33 +1521,11 @@ void linear_gelu_backward(const Tensor& dpre, Grad dw, Grad db, float* partials,
     Product p = product_of(dpre.x, all, Op::AS_IS, w, Op::TRANSPOSED);
     p.shape.epilogue = Epilogue::GELU_BACKWARD;
     p.pre_activation = pre.x;
-    if (may_fuse_gelu(all)) matmul_or(p, separate);
-    else separate();
+    matmul_or(p, separate);
     bias_backward(db, partials, dpre);
 }
 
 #include "gpt/muon.cuh"   // muon(): --optimizer muon
-
-__host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-// A tensor rank's part of a tensor: of each sequence of `ranks` runs of `run` elements, the run number `rank`.
-struct TensorPart {
-    size_t run = 1, ranks = 1, rank = 0;
-    // The index in the whole tensor of the part's element i.
-    __host__ __device__ size_t whole(size_t i) const { return (i / run * ranks + rank) * run + i % run; }
-    // Calls visit(i, n) for the contiguous pieces of elements first ... first + count - 1: n elements from i on.
-    template <typename F> void for_each_run(size_t first, size_t count, F visit) const {
-        for (size_t i = first, end = first + count, n; i < end; i += n) {
-            n = std::min(end - i, run - i % run);
-            visit(i, n);
-        }
-    }
-};
 
 // ==== model: sizes ===========================================================
 
@@ -1593,7 +1572,7 @@ struct Setup {
     MasterWeights master_weights = MasterWeights::FP32;
     Optimizer optimizer = Optimizer::ADAMW;
 
-    int gpus = 1, tensor = 1, zero = 0;   // see section "many GPUs"
+    int gpus = 1, tensor = 1, zero = 0;   // see gpt/distributed.cuh
     size_t rank = 0;                      // no size depends on it
 
     size_t N() const { return static_cast<size_t>(B) * T; }
@@ -1627,6 +1606,20 @@ struct GradBuffer : BufferBase {
 template <typename Kind> struct Parameters {
     Kind wte, wpe, qkvw, attprojw, fcw, fcprojw;
     Kind ln1w, ln1b, qkvb, attprojb, ln2w, ln2b, fcb, fcprojb, lnfw, lnfb;
+};
+
+// A tensor rank's part of a tensor: of each sequence of `ranks` runs of `run` elements, the run number `rank`.
+struct TensorPart {
+    size_t run = 1, ranks = 1, rank = 0;
+    // The index in the whole tensor of the part's element i.
+    __host__ __device__ size_t whole(size_t i) const { return (i / run * ranks + rank) * run + i % run; }
+    // Calls visit(i, n) for the contiguous pieces of elements first ... first + count - 1: n elements from i on.
+    template <typename F> void for_each_run(size_t first, size_t count, F visit) const {
+        for (size_t i = first, end = first + count, n; i < end; i += n) {
+            n = std::min(end - i, run - i % run);
+            visit(i, n);
+        }
+    }
 };
 
 enum class Init { ZERO, ONE, NORMAL, NORMAL_RESIDUAL };   // NORMAL_RESIDUAL: std / sqrt(2L)
@@ -1725,11 +1718,12 @@ struct Activations {
     // Gradients of activations, of one layer at a time.
     Buffer<floatX> dres, dln, dqkv, datt, dfc, dprobs;
     Buffer<float> att_d;
-    // Operands in FP8: see operands(). `transposed` holds the two operands of a weight's gradient.
+    // Copies in FP8: see add_fp8(). `transposed` holds the two operands of a weight's gradient.
     Buffer<char> ln1_8, att_8, ln2_8, gelu_8, dqkv_8, dres_8, dfc_8, weights_8, transposed;
     Buffer<Fp8Scale> fp8_scales;
     Buffer<float> fp8_amaxes;
-    // Workspace. Batches: one in use, one in transfer, one for evaluation and sampling.
+    // Workspace. Muon also uses norm_partials, checkpoints of several GPUs partials. Batches: one in use, one in
+    // transfer, one for evaluation and sampling.
     Buffer<float> partials, norm_partials;
     Buffer<Step> step;
     Buffer<floatX> muon;
@@ -1776,7 +1770,7 @@ ActivationRow row(Buffer<T>& tensor, const char* name, std::vector<size_t> shape
 }
 
 ActivationRow row_of(BufferBase& tensor, const char* name, DType dtype, std::vector<size_t> shape, size_t copies,
-                   Category category = Category::ACTIVATIONS) {
+                     Category category = Category::ACTIVATIONS) {
     return {&tensor, name, std::move(shape), name_of(dtype), size_of(dtype), copies, category};
 }
 
@@ -1787,10 +1781,12 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
     const size_t B = s.B, T = s.T, N = s.N(), R = s.rows(), NH = s.heads();
     const size_t C = c.channels, Ct = C / s.tensor, Vp = c.padded_vocab();
     const bool training = s.purpose == Purpose::TRAINING;
-    // A copy for each layer in recompute modes up to `last`, otherwise one for all layers: see section "recompute".
-    auto kept = [&](Recompute last) { return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1; };
-    const size_t always = kept(Recompute::FULL), except_full = kept(Recompute::SELECTIVE);
-    const size_t only_none = kept(Recompute::NONE);   // --recompute none keeps these tensors, the other modes do not
+    // A copy for each layer in recompute modes up to `last`, otherwise one for all layers: see section "forward".
+    auto copies_up_to = [&](Recompute last) {
+        return training && s.recompute <= last ? static_cast<size_t>(c.layers) : 1;
+    };
+    const size_t always = copies_up_to(Recompute::FULL), except_full = copies_up_to(Recompute::SELECTIVE);
+    const size_t only_none = copies_up_to(Recompute::NONE);   // only --recompute none keeps these tensors
     const size_t cached = s.purpose == Purpose::SAMPLING ? c.layers : except_full;
     const size_t in_floatX = s.matmul == MatmulIn::FP8_ALL ? 1 : only_none;   // with fp8-all backward reads FP8
     const size_t ln = s.tensor > 1 ? only_none : in_floatX;
@@ -1873,9 +1869,8 @@ struct Model {
     size_t allocated = 0;
     std::vector<void*> blocks;
     Graphs graphs;
-    MicroBatch micro_batch = MicroBatch::LAST;                // the one being computed
-    std::shared_ptr<class Communication> communication;       // with several GPUs
-    std::vector<Slice> slices;   // what this rank updates
+    std::shared_ptr<class Communication> communication;   // with several GPUs
+    std::vector<Slice> slices;         // what this GPU updates
 
     Model() = default;
     Model(const Model&) = delete;
@@ -1993,7 +1988,7 @@ struct Gradients {
 };
 
 #include "gpt/fp8_training.cuh"   // add_fp8(), need_fp8_weights(), push_amaxes(); log and checkpoints
-#include "gpt/distributed.cuh"    // need_weights(), send_gradients(), ...
+#include "gpt/distributed.cuh"    // send_gradients(), which sums gradients over GPUs; need_weights(), end_step()
 
 Block block(const Model& m, size_t l, const ForwardPass& p) {
     const Activations& a = m.a;
@@ -2004,7 +1999,7 @@ Block block(const Model& m, size_t l, const ForwardPass& p) {
     b.res1 = {a.res1(l), R, C, a.res1.kept};
     b.ln1 = {a.ln1(l), R, C, a.ln1.kept, {}, a.gathered()};
     b.qkv = {a.qkv(l) + p.past * 3 * Ct, N, 3 * Ct, a.qkv.kept};
-    b.att = {a.att(l), N, Ct, a.att.kept && a.probs.kept};
+    b.att = {a.att(l), N, Ct, a.att.kept && a.probs.kept};   // naive attention recomputes probs with att
     b.res2 = {a.res2(l), R, C, a.res2.kept, {}, a.summand()};
     b.ln2 = {a.ln2(l), R, C, a.ln2.kept, {}, a.gathered()};
     b.fc = {a.fc(l), N, 4 * Ct, a.fc.kept};
@@ -2048,13 +2043,14 @@ Gradients gradients(const Model& m, size_t l) {
 #include "gpt/init.cuh"          // init_parameters(), master_changed()
 
 // ==== forward ================================================================
-// A block adds twice to the residual stream: res2 = res1 + attproj(attention(ln1)),  res3 = res2 + fcproj(gelu(fc(ln2))).
-// The matmuls attproj and fcproj compute these sums. res3 is res1 of the next block, or resf after the last.
+// A block adds twice to the residual stream: res2 = res1 + attproj(attention(qkv(ln1))), and
+// res3 = res2 + fcproj(gelu(fc(ln2))). The matmuls attproj and fcproj compute these sums. res3 is res1 of the next
+// block, or resf after the last.
 //
-// Backward needs the activations. It recomputes those that forward did not keep, by the same lines from the same
+// Backward needs the activations. Those that forward did not keep are recomputed, by the same lines from the same
 // values, so with the same bits. --recompute selective drops ln1, ln2, their statistics, gelu and naive attention's
-// scores and probs; full drops all but res1. activation_table() sets the numbers of copies. Nothing else in forward or
-// backward depends on --recompute, except that GELU can be a matmul's epilogue, with other rounding, only if it is kept.
+// scores and probs; full drops all but res1. activation_table() sets the numbers of copies. Nothing else depends on
+// --recompute, except that GELU can be a matmul's epilogue, with other rounding, only if it is kept.
 
 void forward_block(Model& m, size_t l, const ForwardPass& pass) {
     recorder.at(pass.recomputes ? "recompute" : "forward", l);
@@ -2082,7 +2078,7 @@ void forward(Model& m, const int* inp, const ForwardPass& pass) {
     begin_forward(m, pass);
     embedding_forward(outer(a.res1), inp, m.w.wte(), m.w.wpe() + pass.past * C, first_row(R), pass.T);
     for (size_t l = 0; l < L; l++) {
-        need_weights(m, l, l + 1, pass);
+        need_weights(m, 1 + l, 2 + l, pass);
         forward_block(m, l, pass);
     }
     recorder.at("forward", NO_LAYER);
@@ -2099,27 +2095,28 @@ Product logits_product(const Model& m, size_t first, size_t rows) {
 
 // Computes logits and losses of this rank's R rows, head_rows rows at a time, and adds to the sum of losses. With
 // LOSS_AND_GRADIENT it also computes dln (the gradient of lnf) and adds to dwte, part by part, while the part's logits
-// exist. mean is 1 / (tokens of the whole step).
-template <Want WANT> void head(Model& m, const int* targets, float mean, size_t R) {
+// exist. inverse_tokens is 1 / (tokens of the whole step).
+template <Want WANT> void head(Model& m, const int* targets, float inverse_tokens, size_t R) {
     const Activations& a = m.a;
     const size_t C = m.config.channels, Vp = m.config.padded_vocab(), most = m.setup.head_rows;
     const Tensor wte = {m.w.wte(), Vp, C};
-    floatX* const dln = WANT == Want::LOSS ? nullptr : gradients(m, 0).ln.x;
+    floatX* const dln = WANT == Want::LOSS ? nullptr : gradients(m, 0).ln.x;   // of all layers
     for (size_t first = 0; first < R; first += most) {
         const size_t rows = std::min(most, R - first);
         const Tensor logits = {a.logits(), rows, Vp}, lnf = {a.lnf() + first * C, rows, C};
         matmul(logits_product(m, first, rows));
-        cross_entropy<WANT>(logits, a.losses() + first, targets + first, mean, a.loss_scale(), m.config.vocab);
-        if (WANT == Want::LOSS) continue;
+        cross_entropy<WANT>(logits, a.losses() + first, targets + first, inverse_tokens, a.loss_scale(),
+                            m.config.vocab);
+        if (WANT == Want::LOSS) continue;   // otherwise logits now holds its gradient
         matmul(product_of(dln + first * C, logits, Op::AS_IS, wte, Op::AS_IS));
-        matmul_backward_weight(m.g.wte(), lnf, logits);   // (Vp,C) += logits^T lnf
+        matmul_backward_weight(m.g.wte(), lnf, logits);   // logits^T lnf: wte is stored as (Vp,C)
     }
     add_losses(a.loss(), a.losses(), R);
 }
 
 // ==== backward ===============================================================
-// Forward's numbered lines in reverse. res1, res2 and res3 are one gradient of the residual stream, to which each
-// LayerNorm's backward adds. Gradients of parameters accumulate; all others are assigned. Activations do not change.
+// Forward's numbered lines in reverse. res1, res2 and res3 are one gradient of the residual stream. It and the
+// gradients of parameters are added to; all others are assigned. Activations do not change.
 // The gradients of the biases attprojb and fcprojb are column sums of the residual stream's, which the LayerNorm's
 // backward that writes it computes; that of qkvb is computed with dqkv.
 
@@ -2143,7 +2140,7 @@ void backward_block(Model& m, size_t l) {
 struct Batch { const int *inputs, *targets, *order; };
 
 // Computes all gradients from dln, the gradient of lnf that head() has computed.
-void backward(Model& m, const Batch& batch) {
+void backward(Model& m, const Batch& batch, MicroBatch which) {
     const Activations& a = m.a;
     const size_t L = m.config.layers;
     const Gradients d = gradients(m, L - 1);
@@ -2152,32 +2149,32 @@ void backward(Model& m, const Batch& batch) {
     layernorm_backward(d.res3, m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(L - 1), d.partials, d.ln,
                        outer_tensor(m, a.resf(), d.res3.rows), m.w.lnfw(), {a.lnf_mean(), a.lnf_rstd()});
     for (size_t l = L; l-- > 0;) {
-        need_weights(m, l, l - 1, whole_batch(m));
+        need_weights(m, 1 + l, l, whole_batch(m));
         begin_gradients(m, 1 + l);
         backward_block(m, l);
-        send_gradients(m, 1 + l);
+        send_gradients(m, 1 + l, which);
     }
     recorder.at("backward", NO_LAYER);
     embedding_backward(m.g.wte(), m.g.wpe(), d.partials, d.res1, batch.inputs, batch.order, first_row(d.res1.rows),
                        m.setup.T);
-    send_gradients(m, 0);
+    send_gradients(m, 0, which);
 }
-
-// ==== update =================================================================
 
 // Forward and backward of one micro-batch. Gradients are of the mean loss over `tokens_per_step` tokens, so their sum
 // over the micro-batches of a step does not depend on how the step is split.
 void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch which = MicroBatch::LAST) {
-    m.micro_batch = which;
+    // A graph's name has everything that its kernels depend on.
     const std::string name = format("micro-step of inputs %p, targets %p, order %p, %zu tokens a step%s", batch.inputs,
                                     batch.targets, batch.order, tokens_per_step, scales_text(m));
     m.graphs.run(name, [&] {
         forward(m, batch.inputs);
         begin_gradients(m, 0);
         head<Want::LOSS_AND_GRADIENT>(m, batch.targets, 1.0f / tokens_per_step, m.setup.rows());
-        backward(m, batch);
+        backward(m, batch, which);
     });
 }
+
+// ==== update =================================================================
 
 // The gradient norm, then AdamW, or Muon for the matrices of layers.
 void update(Model& m, const Step& step) {
@@ -2186,7 +2183,7 @@ void update(Model& m, const Step& step) {
     set_step(a.step(), step);
     await_gradients(m);
     m.graphs.run("update", [&] {
-        const GradientRuns own = own_gradients(m);   // each rank reduces its own
+        const GradientRanges own = own_gradients(m);   // each GPU sums the squares of its own
         norm_partials(a.norm_partials(), own);
         over_gpus(a.norm_partials(), own.blocks);
         gradient_norm(a.step(), a.loss_scale(), a.norm_partials(), own.blocks);
@@ -2214,7 +2211,7 @@ double take_loss(Model& m) {
 }
 
 #include "gpt/model_files.cuh"   // read_weights(), write_checkpoint(), find_start(), load_start()
-#include "gpt/loader.cuh"        // Loader
+#include "gpt/loader.cuh"        // TrainData, open_data(), divide_data(), Loader
 #include "gpt/evaluation.cuh"    // evaluate(), sample()
 #include "gpt/hellaswag.cuh"     // hellaswag()
 
@@ -2248,7 +2245,6 @@ Step adamw_settings(const Options& o, long step, long skipped = 0, long steps = 
 }
 
 #include "gpt/noise.cuh"           // own_squared_norm(): --noise-every
-#include "gpt/train_data.cuh"      // TrainData, open_data(), divide_data()
 #include "gpt/matmul_tuning.cuh"   // tune_matmuls()
 #include "gpt/plan.cuh"            // find_peak(), make_setup(), accumulation_steps(), print_run(), run_record()
 #include "gpt/training_run.cuh"    // TrainingRun, load_run(), step_result(), step_record(), print_end()
@@ -2259,13 +2255,13 @@ Step adamw_settings(const Options& o, long step, long skipped = 0, long steps = 
 void begin_step(TrainingRun& run) {
     const Setup& s = run.m.setup;
     const long micro_steps = micro_batches_after(run.tokens, run.o, s);
-    if (micro_steps != run.micro_steps) run.m.graphs.clear();   // those of micro-steps hold the divisor of the loss
+    if (micro_steps != run.micro_steps) run.m.graphs.clear();   // frees those of other tokens_per_step
     run.micro_steps = micro_steps;
     run.tokens_per_step = static_cast<double>(micro_steps) * s.N() * s.data();
 }
 
 // Forward and backward of a step: gradients add up over micro-batches. Returns own_squared_norm() if the step measures
-// the noise scale.
+// the noise scale: on one GPU of the first micro-batch, on several of each GPU's whole part.
 std::optional<double> accumulate_gradients(TrainingRun& run, Loader& loader) {
     const long every = run.o.noise_every, micro_steps = run.micro_steps;
     const bool measures = every > 0 && (run.step + 1) % every == 0 && micro_steps * world.size > 1;
@@ -2274,7 +2270,9 @@ std::optional<double> accumulate_gradients(TrainingRun& run, Loader& loader) {
         micro_step(run.m, loader.current(), static_cast<size_t>(run.tokens_per_step),
                    micro < micro_steps || measures ? MicroBatch::ONE_OF_SEVERAL : MicroBatch::LAST);
         loader.advance();
-        if (measures && micro == (world.alone() ? 1 : micro_steps)) squared = own_squared_norm(run.m);
+        if (!measures || micro != (world.alone() ? 1 : micro_steps)) continue;
+        squared = own_squared_norm(run.m);
+        send_all_gradients(run.m);
     }
     return squared;
 }
@@ -2336,7 +2334,7 @@ void rescue(TrainingRun& run) {
     }
 }
 
-// One step: forward and backward of its micro-batches, update, log.
+// One step: forward and backward of its micro-batches, update, log. evaluates: validation follows; FP8 is logged, too.
 StepResult train_step(TrainingRun& run, Loader& loader, bool evaluates) {
     const double began = seconds_now(), sent_before = world.bytes_sent;
     if (evaluates) start_counting(run.m);
@@ -2385,7 +2383,7 @@ void train_loop(TrainingRun& run) {
     bool stopping = false;
     try {
         while (!is_complete(run) && !stopping) {
-            const long step = *world.step = run.step + 1;
+            const long step = *world.step = run.step + 1;   // for the watchdog and the supervisor
             begin_step(run);
             // With --minutes the step decides whether it is the last one.
             bool last = o.tokens > 0 ? run.tokens + run.tokens_per_step >= o.tokens : o.minutes == 0 && step == o.steps;

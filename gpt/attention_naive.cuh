@@ -111,7 +111,8 @@ void naive_attention_forward(floatX* out, const floatX* qkv, const Heads& h) {
 void naive_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qkv, const Heads& h) {
     const HeadShape s(h);
     const auto Q = qkv_part(qkv, Part::Q, s), K = qkv_part(qkv, Part::K, s), V = qkv_part(qkv, Part::V, s);
-    const auto d = heads_of(dout, s), P = square_of<const floatX>(h.probs, s), dscores = square_of<const floatX>(h.dprobs, s);
+    const auto d = heads_of(dout, s), P = square_of<const floatX>(h.probs, s),
+               dscores = square_of<const floatX>(h.dprobs, s);
     const size_t rows = s.B * s.NH * s.T;
     head_product(square_of(h.dprobs, s), d, transposed(V), 1, s, s.T, s.HS);
     head_product(qkv_part(dqkv, Part::V, s), transposed(P), d, 1, s, s.HS, s.T);

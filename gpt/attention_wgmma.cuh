@@ -683,8 +683,8 @@ void attention_forward_wgmma(const Tensor& out, const floatX* qkv, const Heads& 
     using Shape = ForwardShape<HS>;
     const TileScheduler scheduler = make_scheduler(h, Shape::TILE_Q);
     launch("attention_forward", attention_forward_wgmma_kernel<HS>, scheduler_blocks(scheduler), Shape::BLOCK,
-           sizeof(typename Shape::Shared), out.to<e4m3>(), h.lse, head_tensor_map(qkv, h.B, h.T, 3 * h.NH, HS), scheduler,
-           h.T);
+           sizeof(typename Shape::Shared), out.to<e4m3>(), h.lse, head_tensor_map(qkv, h.B, h.T, 3 * h.NH, HS),
+           scheduler, h.T);
 }
 
 // Returns the rows of partial column sums: one for each 64 rows of a sequence.

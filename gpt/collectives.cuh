@@ -1,5 +1,5 @@
-// Communication between GPUs, and that of a layer with tensor parallelism. Included by train_gpt.cu before the layers; its
-// section "many GPUs" describes the whole.
+// Communication between GPUs, and that of a layer with tensor parallelism. Included by train_gpt.cu before the layers.
+// distributed.cuh describes the whole.
 #pragma once
 
 // ---- collectives
@@ -60,7 +60,7 @@ void over_gpus(float* x, size_t n, ncclRedOp_t operation = ncclSum) {
 }
 
 // ---- tensor parallelism
-// A tensor with memory for all ranks' rows (Tensor::whole) holds this rank's. Without tensor parallelism there are none.
+// A tensor with memory for all ranks' rows (Tensor::whole) holds this rank's. Other tensors have all rows already.
 
 // Returns this rank's n elements of a tensor of all rows.
 template <typename T> T* own_rows(T* all, size_t n) { return all + tensor_ranks.rank * n; }

@@ -1,5 +1,5 @@
-// This process's GPU, and how work gets there: launch(), which launches every kernel, copies and CUDA graphs. Included by
-// train_gpt.cu.
+// This process's GPU, and how work gets there: launch(), which launches every kernel, copies and CUDA graphs. Included
+// by train_gpt.cu.
 #pragma once
 
 #include <cublasLt.h>

@@ -4,7 +4,7 @@
 // Each GPU has one process (rank). gpt/many_gpus.md explains the use.
 //
 // Data parallelism: each rank computes micro-batches of its own, and a step's gradients are sums over ranks. ZeRO
-// shards, in stages, what each rank would otherwise hold whole. states_placement() and its neighbours in "model: memory"
+// shards, in stages, what each rank would otherwise hold whole. states_placement() and its neighbours in sharding.cuh
 // decide what.
 //
 //   --zero  sharded            sent by each of G GPUs, in elements per parameter, times (G - 1) / G
@@ -25,7 +25,7 @@
 //     rank 1   R rows -- ln1 --+- gather -+-- qkv, attention, attproj of the next NH/t heads  --+- sum -+-- R rows
 //                              N rows of ln1 for each rank      a summand of N rows from each rank
 //
-// The MLP likewise. gather_rows() is an all-gather, sum_rows() a reduce-scatter; backward replaces each by the other,
+// The MLP likewise. gather() is an all-gather, start_sum() a reduce-scatter; backward replaces each by the other,
 // and gathers ln1 and ln2 again for the gradients of weights. In elements per layer and micro-batch, a rank sends
 // 10 N C (t - 1) / t; with --recompute full 13.
 //
@@ -165,10 +165,10 @@ void begin_forward(Model& m, const ForwardPass& pass) {
     if (!world.alone()) m.communication->need_weights(0, 1);
 }
 
-// Called before the weights of layer l are used, with the layer that is needed next (before the first: group 0).
-void need_weights(Model& m, size_t l, size_t next, const ForwardPass& pass) {
-    if (!world.alone()) m.communication->need_weights(1 + l, 1 + next);
-    if (pass.in_fp8) need_fp8_weights(m, l);
+// Called before the weights of group g, a layer's, are used, with the group that is needed next.
+void need_weights(Model& m, size_t g, size_t next, const ForwardPass& pass) {
+    if (!world.alone()) m.communication->need_weights(g, next);
+    if (pass.in_fp8) need_fp8_weights(m, g - 1);
 }
 
 // Called after the weights have changed.
@@ -187,8 +187,12 @@ void begin_gradients(Model& m, size_t g) {
     if (!world.alone()) m.communication->begin_gradients(g);
 }
 
-void send_gradients(Model& m, size_t g) {
-    if (!world.alone()) m.communication->send_gradients(g, m.micro_batch);
+void send_gradients(Model& m, size_t g, MicroBatch which) {
+    if (!world.alone()) m.communication->send_gradients(g, which);
+}
+
+void send_all_gradients(Model& m) {
+    for (size_t g = 0; g <= m.layout.layers; g++) send_gradients(m, g, MicroBatch::LAST);
 }
 
 void await_gradients(Model& m) {
@@ -244,7 +248,7 @@ std::vector<Slice> update_slices(Model& m) {
 }
 
 // Returns the gradients whose squares this rank sums: its shards, so the norm is the same in every ZeRO stage.
-GradientRuns own_gradients(const Model& m) {
+GradientRanges own_gradients(const Model& m) {
     const Layout& y = m.layout;
     const Placement grads = grads_placement(m.setup);
     const Groups own = own_layers(y, Placement::SHARDED);

@@ -10,9 +10,9 @@
 //     delayed   amax of the last 16 steps -> scale -> the kernel that computes x writes x and q, and records the amax
 //     current   the kernel that computes x writes x and records the amax -> scale -> another kernel reads x, writes q
 //
-// The kernel that computes x records its amax in Writer::finish(). Three kinds of x have kernels of their own: weights,
-// which use current scaling in both modes, fp8_amax_kernel; the outputs of naive attention and of mma backward
-// fp8_quantise_kernel (delayed) or fp8_amax_kernel (current).
+// The kernel that computes x rounds in Writer::quantise() and records its amax in Writer::finish(). Three kinds of x
+// have kernels of their own: weights, which use current scaling in both modes, fp8_amax_kernel; the outputs of naive
+// attention and of mma backward fp8_quantise_kernel (delayed) or fp8_amax_kernel (current).
 //
 // quantise  q = fp8(x * scale), with x already rounded to floatX; to nearest, ties to even; overflow saturates at the
 //           format's maximum. Scales are powers of 2, so scaling is exact: q / scale is x to the format's precision
@@ -141,7 +141,7 @@ __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, float (&v)[N]) 
 template <typename F8, Reach REACH>
 template <int N>
 __device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, const RawPack<floatX, N>& rounded) {
-    // dres always has an x: LayerNorm's backward, the only block that writes a gradient, saves a register.
+    // Gradients that a block puts always have an x; the check would cost LayerNorm's backward a register.
     constexpr bool HAS_X = !WRITES_FP8 || (std::is_same_v<F8, e5m2> && REACH == Reach::BLOCK);
     if (HAS_X || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
     put_fp8(i, rounded);

@@ -1,6 +1,6 @@
 // The subcommands eval and sample. Included by train_gpt.cu.
 //
-// eval and sample load the weights of --from without optimizer states; plan only computes sizes and needs no GPU.
+// They load the weights of --from without optimizer states.
 #pragma once
 
 void load_for_inference(Model& m, const Options& o, const char* subcommand, Purpose purpose) {

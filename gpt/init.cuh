@@ -5,6 +5,13 @@
 // source    Steele et al. 2014 (SplitMix64, the hash); Box and Muller 1958 (two uniforms to a normal)
 #pragma once
 
+__host__ __device__ __forceinline__ uint64_t splitmix64(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
 template <typename T>
 __global__ void init_normal_kernel(T* out, float std, uint64_t seed, size_t begin, TensorPart part, size_t first,
                                    size_t n) {

@@ -1,8 +1,31 @@
-// Micro-batches from data files to the device. Included by train_gpt.cu.
+// Data of a run, and micro-batches to the device. Included by train_gpt.cu.
 //
 // Tokens come from text or from shards in llm.c's format. A sequence of T inputs and T targets is a window of T + 1
 // tokens. Windows do not cross files.
 #pragma once
+
+struct TrainData {
+    Tokens train, val;
+    Text text{"", BYTE_VOCAB};
+};
+
+TrainData open_data(const Options& o) {
+    if (o.data.empty()) throw UserError("train needs --data PATTERN: text or .bin shards of tokens");
+    TrainData data;
+    data.train = Tokens(o.data);
+    if (!o.val_data.empty()) data.val = Tokens(o.val_data);
+    return data;
+}
+
+// Tokenizes text for the model in `dir`, or for a new one if dir is empty, and splits off the validation data.
+void divide_data(TrainData& data, const Options& o, const std::string& dir, const Config& c) {
+    const WatchdogPause tokenizing_may_take_long;
+    const bool reads_text = data.train.bytes_only() || data.val.bytes_only() || o.sample_every > 0;
+    data.text = reads_text ? Text(dir, c.vocab) : text_if_any(o.eval_every > 0 ? dir : "", c.vocab);   // bits per byte
+    for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text);
+    const bool splits = o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0;
+    if (splits) data.val = data.train.split_tail(o.val_fraction);
+}
 
 // Writes order (N), the positions of inputs (N) sorted by token, for embedding's backward: a counting sort.
 void sort_positions(int* order, const int* inputs, size_t N, int V) {

@@ -198,16 +198,18 @@ void matmul(const Product& p) {
                   fp8 ? format("; FP8 needs %s", cublaslt_text(first_cublaslt_with_fp8()).c_str()).c_str() : "");
 }
 
+constexpr size_t BIAS_GELU_VERSION = 120500;   // of cuBLASLt, at least
+
+// Returns whether the product p may have its epilogue with GELU. Before Hopper they are slower than the kernels.
+bool may_fuse(const Product& p) {
+    if (p.shape.epilogue == Epilogue::BIAS_GELU && cublasLtGetVersion() < BIAS_GELU_VERSION) return false;
+    return p.shape.a_type == FLOATX && (device.properties.major >= 9 || device.is_cpu());
+}
+
 // Runs p, whose epilogue is optional, or alternative(), which computes the same in more launches. Matmul tuning
 // chooses, and calls alternative() later: it must own what it captures.
 template <typename F> void matmul_or(const Product& p, F alternative) {
+    if (!may_fuse(p)) return alternative();
     matmul_plan(p).alternative = alternative;
     if (!try_matmul(p)) alternative();
 }
-
-// Returns whether a matmul with this operand may have an epilogue with GELU. Before Hopper they are slower than the
-// kernels.
-bool may_fuse_gelu(const Tensor& operand) {
-    return !operand.fp8.x && (device.properties.major >= 9 || device.is_cpu());
-}
-constexpr size_t BIAS_GELU_VERSION = 120500;   // of cuBLASLt, at least

@@ -1,4 +1,4 @@
-// --matmul-tuning on: times cuBLASLt's algorithms for each matmul shape (train_gpt.cu, section "matmul") and selects
+// --matmul-tuning on: times cuBLASLt's algorithms for each matmul shape (matmul.cuh) and selects
 // the fastest. Included by train_gpt.cu.
 //
 // Before a run starts, one pass through the model records the matmuls of a micro-step and fills the activations (a GPU

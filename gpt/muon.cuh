@@ -1,4 +1,4 @@
-// Muon, --optimizer muon: the update of a layer's matrices. Included by train_gpt.cu after the section "matmul".
+// Muon, --optimizer muon: the update of a layer's matrices. Included by train_gpt.cu.
 //
 // update    m = mu m + (1 - mu) g,   u = mu m + (1 - mu) g   (Nesterov momentum, mu = 0.95; g as in section "adamw")
 //           X = u / max(|u|, 1e-7), the Frobenius norm; then 5 times   A = X X^T,   X = a X + (b A + c A A) X

@@ -18,15 +18,13 @@ constexpr double NOISE_DECAY = 0.95;   // of the averages
 // Averages of |G|^2 and S. They start at 0; as both have the same decay, this cancels in their quotient.
 struct NoiseScale { double gradient = 0, trace = 0; };
 
-// Returns |gradients|^2 of this rank before they are summed over ranks, and then starts this sum.
+// Returns |gradients|^2 of this rank, before they are summed over ranks.
 double own_squared_norm(Model& m) {
     const Layout& y = m.layout;
     std::vector<float> partials(norm_blocks(y.common, y.layer, y.layers));
     norm_partials(m.a.norm_partials(), {m.grads, y.common, grad_at(m, y.common), y.layer, unsigned(y.layers), y.layer,
                                         partials.size()});
     download(partials.data(), m.a.norm_partials(), partials.size() * sizeof(float));
-    m.micro_batch = MicroBatch::LAST;
-    for (size_t g = 0; g <= y.layers; g++) send_gradients(m, g);
     return std::accumulate(partials.begin(), partials.end(), 0.0);
 }
 

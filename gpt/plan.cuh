@@ -412,8 +412,8 @@ json run_record(const Options& o, const Setup& s) {
 // ---- a step in time -----------------------------------------------------------------------------
 // Simulates the overlap of computation and communication in the order of CommunicationSchedule (distributed.cuh), which
 // training also uses. Communication begins when all computation before it is done and the link is free. Computation
-// waits for the weights that it needs and for the gradient buffers that it fills. gather_rows() and sum_rows() of
-// tensor parallelism use a link of their own, in the order of forward_block(), recompute_block() and backward_block().
+// waits for the weights that it needs and for the gradient buffers that it fills. gather() and start_sum() of tensor
+// parallelism use a link of their own, in the order of forward_block() and backward_block().
 //
 // assumed  FLOPs run at one sustained rate, independent of micro-batch and communication. Bytes are sent at one
 //          bandwidth on each link, that of a ring's slowest part, without latency; the links do not slow each other
@@ -429,9 +429,9 @@ struct StepWork {
     double forward, again, head;       // in a micro-batch: forward of a layer, its recomputation; the head (both ways)
     double weights[2], gradients[2];   // bytes of one all-gather, reduce-scatter: of group 0, of a layer
     double bandwidth;                  // bytes a second
-    double rows = 0, tensor_bandwidth = 1;     // bytes of one gather_rows() or sum_rows(), and bytes a second
+    double rows = 0, tensor_bandwidth = 1;     // bytes of one gather or sum of rows, and bytes a second
     int rows_again = 0;                        // the number of these in a layer's recomputation
-    double mlp = 0, fcw = 0, qkvw = 0;         // in a layer's backward: the MLP; gradients of fcw and of qkvw
+    double mlp = 0, fcw = 0, qkvw = 0;         // in a layer's backward: the MLP; each product of fcw and of qkvw
 };
 
 // bytes: of the data link. waiting: for the tensor link.
@@ -488,19 +488,20 @@ private:
         }
         send_gradients(0, which);
     }
-    // Recomputes and computes a layer's backward: the MLP, then attention. last: the gradient of fcw, then of qkvw.
+    // Recomputes and computes a layer's backward: the MLP, then attention. Each ends with two products that take
+    // equally long, `product`: of fcw, then of qkvw, for the gradients of the layer's input and of the weight.
     void backward_in_group(bool recomputes) {
         if (recomputes) exchange_rows(w_.rows_again);
         compute(recomputes ? w_.again : 0);
         const std::pair<double, double> halves[] = {{w_.mlp, w_.fcw}, {2 * w_.forward - w_.mlp, w_.qkvw}};
-        for (const auto& [seconds, last] : halves) {
+        for (const auto& [seconds, product] : halves) {
             exchange_rows(1);   // gathers dres
-            send_rows(1);       // gathers ln2 or ln1
-            compute(seconds - last);
-            await_rows();
-            send_rows(1);       // sums dln
-            compute(last);
-            await_rows();
+            compute(seconds - 2 * product);
+            for (int i = 0; i < 2; i++) {
+                send_rows(1);   // gathers ln2 or ln1, then sums dln
+                compute(product);
+                await_rows();
+            }
         }
     }
     void send_rows(int times) {

@@ -1,9 +1,10 @@
 // Where each parameter is in a block of memory, and which part of it each GPU holds. Included by train_gpt.cu.
 //
-// Weights, gradients, master weights and the two moments are five blocks of memory with the same layout: group 1 + l has the tensors of layer l that tensor parallelism can split
-// (section "many GPUs"), group 0 all others: embeddings, LayerNorms, the biases of attproj and fcproj. In each group,
-// parameters with weight decay come first, so a single offset separates them from the rest. Each group is padded with
-// zeros to a multiple of the number of ranks that share it, and divides into one shard for each of them:
+// Weights, gradients, master weights and the two moments are five blocks of memory with the same layout: group 1 + l
+// has the tensors of layer l that tensor parallelism can split (distributed.cuh), group 0 all others: embeddings, the
+// LayerNorms, the biases of attproj and fcproj. In each group, parameters with weight decay come first, so a single
+// offset separates them from the rest. Each group is padded with zeros to a multiple of the number of ranks that share
+// it, and divides into one shard for each of them:
 //
 //     WHOLE     | group 0             pad | group 1             pad | group 2             pad | ...
 //     shards    |   rank 0   |   rank 1   |   rank 0   |   rank 1   |   rank 0   |   rank 1   | ...
@@ -75,7 +76,10 @@ bool on_muon(const Setup& s, const ParameterRow& row) {
 }
 Layout layout_of_v(const Setup& s) {
     Layout y = layout_of(s);
-    if (y.by_layer) y.layer -= y.skipped = std::exchange(y.layer_decayed, 0);
+    if (!y.by_layer) return y;
+    y.skipped = y.layer_decayed;   // a layer's matrices, its first elements
+    y.layer -= y.skipped;
+    y.layer_decayed = 0;
     return y;
 }
 
@@ -112,7 +116,8 @@ bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_
 
 // What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
 // Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, and the one above
-// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs a layer's whole gradients.
+// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs whole
+// gradients of a layer.
 int last_stage(const Setup& s) { return s.optimizer == Optimizer::MUON ? 1 : s.matmul == MatmulIn::FLOATX ? 3 : 2; }
 Placement weights_placement(const Setup& s) { return s.zero >= 3 ? Placement::SHARDED : Placement::WHOLE; }
 Placement grads_placement(const Setup& s) { return s.zero >= 2 ? Placement::SHARDED : Placement::WHOLE; }

@@ -1,5 +1,22 @@
-// What the training loop needs around its steps: data, the state of a run, its log and its end. Included by train_gpt.cu.
+// What the training loop needs around its steps: the state of a run, its log and its end. Included by train_gpt.cu.
 #pragma once
+
+// The memory of tensors that --trace follows, sorted by address.
+std::vector<Place> live_places(Model& m) {
+    std::vector<Place> all;
+    auto add = [&](const BufferBase& tensor, size_t bytes, size_t copies, bool activation) {
+        for (size_t l = 0; l < copies; l++) {
+            const char* begin = tensor.data + l * tensor.layer_bytes;
+            all.push_back({begin, begin + bytes, activation});
+        }
+    };
+    for (const ActivationRow& row : activation_table(m.a, m.setup))
+        if (row.category == Category::ACTIVATIONS) add(*row.tensor, row.copy_bytes(), row.copies, true);
+    for (const ParameterRow& row : parameter_table(m.g, m.config))
+        add(*row.tensor, row.elements * size_of(m.grads.dtype), row.tensor->copies, false);
+    std::sort(all.begin(), all.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
+    return all;
+}
 
 // The state of a training run.
 struct TrainingRun {

@@ -119,16 +119,17 @@ template <Pass PASS> void attention(Study& study, const std::string& at, const A
         if (BACKWARD)
             dqkv.expected = attention_backward_loop<double>(dout.host, qkv.host, expected.out, expected.lse, s);
     }
-    const Heads h = {B, T, NH, HS, lse, D, nullptr, counter};
+    const auto heads = [&] { return Heads{B, T, NH, HS, lse, D, nullptr, counter}; };   // in a step, which allocates
     if (naive_fits)
         c.step("train_gpt.cu: naive, T x T in memory", [&] {
-            Heads naive = h;
+            Heads naive = heads();
             naive.scores = naive.dprobs = scores, naive.probs = probs;
             naive_attention_forward(out, qkv, naive);
             if (BACKWARD) naive_attention_backward(dqkv, dout, qkv, naive);
         });
     if (!BACKWARD) c.step("one warp per query, online softmax", [&] { warp_per_query(out, lse, qkv, s); });
     trainer_steps(c, HS, [&] {
+        const Heads h = heads();
         const Tensor inp = view(qkv, s.N(), 3 * s.C()), att = view(out, s.N(), s.C());
         attention_forward(att, inp, h);
         if (BACKWARD) attention_backward(view(dqkv, s.N(), 3 * s.C()), Grad{}, view(dout, s.N(), s.C()), inp, att, h);

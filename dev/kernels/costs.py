@@ -158,5 +158,5 @@ def run(program, folder, words, small):
                  "--steps", "2" if is_second else "1", "--eval-every", "0", "--val-fraction", "0"]
     return {"arguments": arguments, "tokens": tokens,
             "shape": {"B": plan["micro_batch"], "T": plan["seq_len"], "C": model["channels"]},
-            "settings": {"INSPECT_EXCEPT": NOT_OF_A_STEP, "INSPECT_FROM": "set_adamw" if is_second else "",
+            "settings": {"INSPECT_EXCEPT": NOT_OF_A_STEP, "INSPECT_FROM": "set_step" if is_second else "",
                          **({"CUDA_CPU_MATMULS": "fast,plain", "XDG_CACHE_HOME": folder} if tuned else {})}}

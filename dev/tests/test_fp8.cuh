@@ -123,7 +123,9 @@ TEST("kernels: fp8: layernorm and gelu") {
         for (Trial* trial : {&forward, &backward, &quantise}) trial->at(format("n %zu", n));
         const DeviceArray<floatX> inp(gelu_inputs(n)), dout(random_values<floatX>(n));
         try_writer<e4m3>(forward, Values(n, NAN), [&](const Tensor& out) { gelu_forward(out, view(inp, 1, n)); });
-        try_writer<e5m2>(backward, Values(n, NAN), [&](const Tensor& dinp) { gelu_backward(dinp, dout, view(inp, 1, n)); });
+        try_writer<e5m2>(backward, Values(n, NAN), [&](const Tensor& dinp) {
+            gelu_backward(dinp, dout, view(inp, 1, n));
+        });
         try_writer<e4m3>(quantise, random_values<floatX>(n, -3, 1), [&](const Tensor& x) {   // amax of a negative x
             x.quantise();
         });
