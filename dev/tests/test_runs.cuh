@@ -556,10 +556,13 @@ TEST("runs: matmul tuning") {
                "matmul tuning: a file that cannot be written does not end the run", unsaved);
 #ifdef CUDA_ON_CPU
     // The algorithm `coarse` clears the last bits of its sums.
-    for (auto& choice : file["devices"][tuning_device()]) choice[0][0] = static_cast<int>(cuda_cpu::Algorithm::coarse);
+    file = json::parse(intact);
+    for (auto& choice : file["devices"][tuning_device()])
+        if (!choice.empty()) choice[0][0] = static_cast<int>(cuda_cpu::Algorithm::coarse);
     write_bytes(TUNING_FILE, file.dump());
     const TunedRun coarse = tuned_run("", ALL_MATMULS);
-    expect(coarse.log != on.log, "matmul tuning: the algorithms in the file are used");
+    expect_run(coarse.log != on.log && contains(coarse.line, " 0 shapes timed in "),
+               "matmul tuning: the algorithms in the file are used", coarse.outcome);
     Near("matmul tuning: losses with another algorithm equal those without tuning",
          relative_l2(coarse.losses, off.losses), TUNING_TOLERANCE);
 #endif
