@@ -632,12 +632,6 @@ __device__ __forceinline__ void store_pieces(float* row, const float (&x)[PACK],
         store(piece_of(row, first / PACK_FP32, i, C), piece);
     }
 }
-__device__ __forceinline__ void add_pieces(float* row, const float (&x)[PACK], int i, int C) {
-    float sum[PACK];
-    load_pieces(sum, row, i, C);
-    for (int k = 0; k < PACK; k++) sum[k] += x[k];
-    store_pieces(row, sum, i, C);
-}
 
 // The sums over a block's rows of a thread's columns. The first OWN of DW, DB and DBIAS are in registers, which needs a
 // thread with one pack. The others are in dynamic shared memory.
@@ -651,13 +645,16 @@ template <int OWN> struct ColumnSums {
         const float zero[PACK] = {};
         for (int which = OWN; which < MAX_GRADS; which++) store_pieces(row(which), zero, i, C);
     }
-    __device__ __forceinline__ void add(int which, const float (&x)[PACK], int i) {
-        if (which >= OWN) return add_pieces(row(which), x, i, C);
-        for (int k = 0; k < PACK; k++) own[which][k] += x[k];
-    }
     __device__ __forceinline__ void get(float (&x)[PACK], int which, int i) const {
         if (which >= OWN) return load_pieces(x, row(which), i, C);
         for (int k = 0; k < PACK; k++) x[k] = own[which][k];
+    }
+    __device__ __forceinline__ void add(int which, const float (&x)[PACK], int i) {
+        float sum[PACK];
+        get(sum, which, i);
+        for (int k = 0; k < PACK; k++) sum[k] += x[k];
+        if (which >= OWN) return store_pieces(row(which), sum, i, C);
+        for (int k = 0; k < PACK; k++) own[which][k] = sum[k];
     }
 };
 
@@ -1177,13 +1174,11 @@ __device__ __forceinline__ void mask_padding(float (&x)[PACK], int i, int V) {
     for (int k = 0; k < PACK; k++) x[k] = i + k < V ? x[k] : -INFINITY;
 }
 
-enum class SecondPass { FROM_SHARED, FROM_MEMORY };   // where the gradient's pass over the logits reads them
-
 template <Want WANT>
 __global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 2)
 cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float inverse_tokens,
-                     const LossScale* loss_scale, int V, int Vp, SecondPass from) {
-    const bool keep = HAS_MMA && WANT == Want::LOSS_AND_GRADIENT && from == SecondPass::FROM_SHARED;
+                     const LossScale* loss_scale, int V, int Vp, bool row_fits) {
+    const bool keep = HAS_MMA && WANT == Want::LOSS_AND_GRADIENT && row_fits;   // in shared memory
     const size_t n = blockIdx.x;
     const int target = targets[n], first = threadIdx.x * PACK, stride = blockDim.x * PACK;
     floatX *row = logits + n * Vp, *kept = reinterpret_cast<floatX*>(dynamic_shared());
@@ -1247,8 +1242,7 @@ void cross_entropy(const Tensor& logits, float* losses, const int* targets, floa
     const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT && device.properties.major != 7 &&
                       2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
     launch("cross_entropy", cross_entropy_kernel<WANT>, logits.rows, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0,
-           updated(logits.x), losses, targets, inverse_tokens, loss_scale, V, Vp,
-           fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
+           updated(logits.x), losses, targets, inverse_tokens, loss_scale, V, Vp, fits);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {
@@ -1413,7 +1407,6 @@ __global__ void adamw_kernel(floatX* weights, M* master, G* grads, float* m, flo
     if (threadIdx.x == 0) atomicAdd(unchanged, static_cast<unsigned long long>(lost));
 }
 
-// Without master weights the kernel adds to `unchanged`.
 void adamw(const Slice& s, const Step* step, unsigned long long* unchanged) {
     with_type(s.grads, [&](auto* g) {
         auto update = [&](auto* exact) {
@@ -1679,12 +1672,10 @@ std::vector<ParameterRow> parameter_table(Parameters<Kind>& p, const Config& c, 
     return rows;
 }
 
-// The table alone, without tensors.
+// The table alone, whose tensors have no memory.
 std::vector<ParameterRow> parameter_table(const Config& c, size_t tensor = 1, size_t rank = 0) {
-    Parameters<BufferBase> nowhere;
-    std::vector<ParameterRow> rows = parameter_table(nowhere, c, tensor, rank);
-    for (ParameterRow& row : rows) row.tensor = nullptr;
-    return rows;
+    static Parameters<BufferBase> nowhere;
+    return parameter_table(nowhere, c, tensor, rank);
 }
 
 struct ParameterCount {
@@ -1832,9 +1823,9 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             rowX(a.dfc,  "dfc",  {N, 4 * Ct}, 1),
             row(a.partials,      "partials",      {attention_partials(B, T), columns}, 1, Category::WORKSPACE),
             row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
-            {&a.step, "step", {sizeof(Step) / sizeof(float)}, "fp32", sizeof(float), 1, Category::WORKSPACE},
-            {&a.loss_scale, "loss_scale", {sizeof(LossScale) / sizeof(float)}, "fp32", sizeof(float), 1,
-             Category::WORKSPACE},
+            row_of(a.step, "step", DType::FP32, {sizeof(Step) / sizeof(float)}, 1, Category::WORKSPACE),
+            row_of(a.loss_scale, "loss_scale", DType::FP32, {sizeof(LossScale) / sizeof(float)}, 1,
+                   Category::WORKSPACE),
             row(a.order,         "order",         {R},                          2, Category::WORKSPACE),
         });
         if (s.attention == Attention::FLASH) append({row(a.att_d, "att_d", {B, NH, T}, 1)});
@@ -2066,23 +2057,20 @@ void forward_block(Model& m, size_t l, const ForwardPass& pass) {
     if (!pass.recomputes)  /* 8 */ linear_forward(b.res3, b.gelu, b.fcprojw, b.fcprojb, b.res2);
 }
 
-// A tensor outside the layers: R rows of the residual stream's width.
-Tensor outer_tensor(const Model& m, floatX* x, size_t R) { return {x, R, static_cast<size_t>(m.config.channels)}; }
-
 // Computes R rows of lnf, the output of the last LayerNorm, from their tokens inp (R) int32 on the device.
 void forward(Model& m, const int* inp, const ForwardPass& pass) {
     const Activations& a = m.a;
     const size_t L = m.config.layers, C = m.config.channels, R = pass.N() / m.setup.tensor;
-    auto outer = [&](const Buffer<floatX>& t) { return outer_tensor(m, t(), R); };
+    const Tensor res1 = {a.res1(), R, C}, resf = {a.resf(), R, C}, lnf = {a.lnf(), R, C};
     recorder.at("forward", NO_LAYER);
     begin_forward(m, pass);
-    embedding_forward(outer(a.res1), inp, m.w.wte(), m.w.wpe() + pass.past * C, first_row(R), pass.T);
+    embedding_forward(res1, inp, m.w.wte(), m.w.wpe() + pass.past * C, first_row(R), pass.T);
     for (size_t l = 0; l < L; l++) {
         need_weights(m, 1 + l, 2 + l, pass);
         forward_block(m, l, pass);
     }
     recorder.at("forward", NO_LAYER);
-    layernorm_forward(outer(a.lnf), {a.lnf_mean(), a.lnf_rstd()}, outer(a.resf), m.w.lnfw(), m.w.lnfb());
+    layernorm_forward(lnf, {a.lnf_mean(), a.lnf_rstd()}, resf, m.w.lnfw(), m.w.lnfb());
 }
 void forward(Model& m, const int* inp) { forward(m, inp, whole_batch(m)); }
 
@@ -2147,7 +2135,7 @@ void backward(Model& m, const Batch& batch, MicroBatch which) {
     recorder.at("backward", NO_LAYER);
     clear(d.res3.x, d.res3.size() * sizeof(floatX));
     layernorm_backward(d.res3, m.g.lnfw(), m.g.lnfb(), m.g.fcprojb(L - 1), d.partials, d.ln,
-                       outer_tensor(m, a.resf(), d.res3.rows), m.w.lnfw(), {a.lnf_mean(), a.lnf_rstd()});
+                       {a.resf(), d.res3.rows, d.res3.columns}, m.w.lnfw(), {a.lnf_mean(), a.lnf_rstd()});
     for (size_t l = L; l-- > 0;) {
         need_weights(m, 1 + l, l, whole_batch(m));
         begin_gradients(m, 1 + l);
@@ -2239,9 +2227,8 @@ double learning_rate(const Options& o, long step, long steps = 0) {
 // A step skipped by loss scaling does not advance AdamW's t.
 Step adamw_settings(const Options& o, long step, long skipped = 0, long steps = 0) {
     const double t = step + 1 - skipped;
-    return {static_cast<float>(learning_rate(o, step, steps)), static_cast<float>(o.beta1), static_cast<float>(o.beta2),
-            static_cast<float>(o.eps), static_cast<float>(o.weight_decay), static_cast<float>(o.grad_clip),
-            static_cast<float>(1 - pow(o.beta1, t)), static_cast<float>(1 - pow(o.beta2, t))};
+    return {float(learning_rate(o, step, steps)), float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay),
+            float(o.grad_clip), float(1 - pow(o.beta1, t)), float(1 - pow(o.beta2, t))};
 }
 
 #include "gpt/noise.cuh"           // own_squared_norm(): --noise-every
