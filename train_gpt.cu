@@ -180,7 +180,7 @@ struct Tensor {
 // ==== threads and elements ===================================================
 // Which elements a thread of a kernel owns.
 
-constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
 // The number of blocks of a kernel that gives a warp to each of `rows`.
 unsigned row_blocks(size_t rows) { return static_cast<unsigned>(ceil_div(rows, BLOCK_WARPS)); }
@@ -203,7 +203,7 @@ unsigned span_blocks(size_t n) { return static_cast<unsigned>(ceil_div(n, SPAN))
 struct Span { size_t begin, end, stride; };
 __device__ __forceinline__ Span my_span(size_t n, size_t pack = PACK) {
     const size_t first = blockIdx.x * SPAN, last = first + SPAN;
-    return {first + threadIdx.x * pack, last < n ? last : n, blockDim.x * pack};
+    return {first + threadIdx.x * pack, min(last, n), blockDim.x * pack};
 }
 
 #include "gpt/tiles.cuh"   // by ptx.cuh exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles
@@ -1085,8 +1085,8 @@ void attention_backward_portable(const Tensor& dqkv, const floatX* dout, const f
 
 // ==== attention: other kernels ===============================================
 // The same function, up to rounding, in headers that a first reading can skip.
-// dQ, dK    above: attention_backward_kernel with Owns::QUERIES, Owns::KEYS; Ampere: backward_mma(); Hopper:
-//           dq_consumer() for dQ, dkv_consumer() for dK. dV is computed with dK
+// dQ, dK    above and on Ampere: attention_backward_kernel and attention_backward_mma_kernel with Owns::QUERIES,
+//           Owns::KEYS; Hopper: dq_consumer(), dkv_consumer(). dV is computed with dK
 // needs     tensor cores, BF16 or FP16, and head size 64, 80, 96 or 128; otherwise the kernels above run
 // variants  dev/kernels/attention.cu
 
@@ -1288,8 +1288,7 @@ template <typename G>
 __global__ void norm_partials_kernel(float* partials, const G* common, size_t n_common, const G* layer0, size_t n,
                                      unsigned layers, size_t stride) {
     float sums[PACK_FP32] = {}, x[PACK_FP32];
-    const unsigned outer = static_cast<unsigned>((n_common + SPAN - 1) / SPAN);
-    const unsigned each = static_cast<unsigned>((n + SPAN - 1) / SPAN);
+    const unsigned outer = ceil_div(n_common, SPAN), each = ceil_div(n, SPAN);   // spans: of `common`, of a layer
     for (unsigned span = blockIdx.x; span < outer + each * layers; span += gridDim.x) {
         const bool in_layer = span >= outer;
         const G* range = in_layer ? layer0 + (span - outer) / each * stride : common;

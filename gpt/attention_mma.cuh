@@ -1,8 +1,7 @@
 // Attention on the tensor cores of Ampere and later GPUs: the function of train_gpt.cu's section "attention" (formulas
 // and shapes there), with mma.sync, ldmatrix and cp.async.
 //
-// Map: operations on score fragments (also used by attention_wgmma.cuh) · forward · dQ, dK and dV (backward_mma) ·
-// launchers
+// Map: operations on score fragments (also used by attention_wgmma.cuh) · kernels: forward, backward · launchers
 //
 // from      Dao 2023, "FlashAttention-2", algorithms 1 and 2; fragments as in ptx.cuh, tiles as in tiles.cuh
 // mapping   A block of 4 warps owns 64 rows of one head: queries in forward and dQ, keys in dK/dV. It loops over tiles
@@ -15,8 +14,6 @@
 //
 //           Warp w owns rows 16w to 16w + 15 of the 64. Its scores (16 x 64) are an accumulator fragment; P and dS,
 //           computed in place, are the left operands of the next products without leaving registers
-// backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no result
-//           depends on the order of blocks
 // cost      compute: 2 products forward, 7 backward, of T*T/2*HS per head
 // shared    5 tiles of 64 x HS forward (Q; K and V twice), 6 backward (X, Y; A and B twice)
 #pragma once
@@ -211,12 +208,13 @@ attention_forward_mma_kernel(Out<e4m3> out, float* lse, const floatX* qkv, int T
     store_rows<HS>(out.from(head.out), head.C, query0 + row, T, O, Q, MMA_ROWS, row);
 }
 
-// Computes dQ if the block owns queries and loops over keys, or dK and dV if it owns keys and loops over queries. The
-// owned tile gives the rows of the score fragments. X and Y are the owned rows of Q and dO, or of K and V; A and B are
-// tiles of the other side. The kernel for dQ runs first and writes D for both. Neither has registers for FP8 outputs.
+// Computes dQ, or dK and dV, as attention_backward_kernel does; X, Y, A and B are named as there. The owned tile gives
+// the rows of the score fragments. Neither form has registers for FP8 outputs.
 template <int HS, Owns OWNS>
-__device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const floatX* dout, const floatX* qkv,
-                                             const floatX* out, const float* lse_all, int T) {
+__global__ void __launch_bounds__(MMA_BLOCK, 1)
+attention_backward_mma_kernel(floatX* dqkv, float* D_all, const floatX* dout, const floatX* qkv, const floatX* out,
+                              const float* lse_all, int T) {
+    if (!HAS_MMA) return;
     constexpr bool OWNS_QUERIES = OWNS == Owns::QUERIES;
     constexpr int TILE = tile_bytes(MMA_ROWS, HS);
     const Head head = my_head(T, HS);
@@ -281,34 +279,21 @@ __device__ __forceinline__ void backward_mma(floatX* dqkv, float* D_all, const f
     if (!OWNS_QUERIES) store_rows<HS>(Out<e5m2>{to + head.C}, head.stride, own0 + row, T, dY, Y, MMA_ROWS, row);
 }
 
-template <int HS>
-__global__ void __launch_bounds__(MMA_BLOCK, 1)
-attention_backward_dq_mma_kernel(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
-                                 const float* lse, int T) {
-    if (HAS_MMA) backward_mma<HS, Owns::QUERIES>(dqkv, D, dout, qkv, out, lse, T);
-}
-
-template <int HS>
-__global__ void __launch_bounds__(MMA_BLOCK, 1)
-attention_backward_dkv_mma_kernel(floatX* dqkv, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
-                                  const float* lse, int T) {
-    if (HAS_MMA) backward_mma<HS, Owns::KEYS>(dqkv, D, dout, qkv, out, lse, T);
-}
-
 // ---- launchers
 
-dim3 mma_grid(int B, int T, int NH) { return dim3(ceil_div(T, MMA_ROWS), NH, B); }
+dim3 mma_grid(const Heads& h) { return dim3(ceil_div(h.T, MMA_ROWS), h.NH, h.B); }
 
 template <int HS> void attention_forward_mma(const Tensor& out, const floatX* qkv, const Heads& h) {
-    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(h.B, h.T, h.NH), MMA_BLOCK,
+    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(h), MMA_BLOCK,
            5 * tile_bytes(MMA_ROWS, HS), out.to<e4m3>(), h.lse, qkv, h.T);
 }
 
 template <int HS>
 void attention_backward_mma(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const Heads& h) {
     constexpr size_t tiles = 6 * tile_bytes(MMA_ROWS, HS), statistics = 2 * MMA_ROWS * sizeof(float);
-    launch("attention_backward_dq", attention_backward_dq_mma_kernel<HS>, mma_grid(h.B, h.T, h.NH), MMA_BLOCK, tiles,
+    const dim3 grid = mma_grid(h);
+    launch("attention_backward_dq", attention_backward_mma_kernel<HS, Owns::QUERIES>, grid, MMA_BLOCK, tiles, dqkv, h.D,
+           dout, qkv, out, h.lse, h.T);
+    launch("attention_backward_dkv", attention_backward_mma_kernel<HS, Owns::KEYS>, grid, MMA_BLOCK, tiles + statistics,
            dqkv, h.D, dout, qkv, out, h.lse, h.T);
-    launch("attention_backward_dkv", attention_backward_dkv_mma_kernel<HS>, mma_grid(h.B, h.T, h.NH), MMA_BLOCK,
-           tiles + statistics, dqkv, h.D, dout, qkv, out, h.lse, h.T);
 }
