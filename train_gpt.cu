@@ -1174,11 +1174,13 @@ __device__ __forceinline__ void mask_padding(float (&x)[PACK], int i, int V) {
     for (int k = 0; k < PACK; k++) x[k] = i + k < V ? x[k] : -INFINITY;
 }
 
+enum class SecondPass { FROM_SHARED, FROM_MEMORY };   // where the gradient's pass over the logits reads them
+
 template <Want WANT>
 __global__ void __launch_bounds__(CROSS_ENTROPY_BLOCK, 2)
 cross_entropy_kernel(floatX* logits, float* losses, const int* targets, float inverse_tokens,
-                     const LossScale* loss_scale, int V, int Vp, bool row_fits) {
-    const bool keep = HAS_MMA && WANT == Want::LOSS_AND_GRADIENT && row_fits;   // in shared memory
+                     const LossScale* loss_scale, int V, int Vp, SecondPass from) {
+    const bool keep = HAS_MMA && WANT == Want::LOSS_AND_GRADIENT && from == SecondPass::FROM_SHARED;
     const size_t n = blockIdx.x;
     const int target = targets[n], first = threadIdx.x * PACK, stride = blockDim.x * PACK;
     floatX *row = logits + n * Vp, *kept = reinterpret_cast<floatX*>(dynamic_shared());
@@ -1242,7 +1244,8 @@ void cross_entropy(const Tensor& logits, float* losses, const int* targets, floa
     const bool fits = WARP_SIZE > 1 && WANT == Want::LOSS_AND_GRADIENT && device.properties.major != 7 &&
                       2 * block_bytes <= device.properties.sharedMemPerMultiprocessor;
     launch("cross_entropy", cross_entropy_kernel<WANT>, logits.rows, CROSS_ENTROPY_BLOCK, fits ? row_bytes : 0,
-           updated(logits.x), losses, targets, inverse_tokens, loss_scale, V, Vp, fits);
+           updated(logits.x), losses, targets, inverse_tokens, loss_scale, V, Vp,
+           fits ? SecondPass::FROM_SHARED : SecondPass::FROM_MEMORY);
 }
 
 void add_losses(double* total, const float* losses, size_t n) {

@@ -27,9 +27,8 @@
 //           The rows that a block owns have a ring, too: those of the next work tile are loaded during the current one
 // sums      dQ and dK/dV also sum the columns of each 64 rows that they write, in a fixed order: 14 shuffles per 64
 //           columns of a warp, then 4 warps in shared memory. add_partials adds them to the gradient of qkv's bias
-// backward  dQ and dK/dV are separate kernels, which both compute S and dP: 7 products instead of 5, but no result
-//           depends on the order of blocks (dev/kernels/attention.cu estimates the alternative)
-// cost      compute: 2 products forward, 7 backward, of T*T/2*HS per head
+// cost      compute: 2 products forward, 7 backward, of T*T/2*HS per head (dev/kernels/attention.cu estimates a
+//           backward of 5, whose results depend on the order of blocks)
 // needs     the counter is 0 before each launch; the kernels leave it at 0
 // shared    at most 227 KiB. Rings of tiles: 3 stages for heads of 64, 2 for larger ones. Forward, dQ and dK/dV use
 //           169, 177 and 180 KiB for heads of 64, and 225, 225 and 226 KiB for larger ones
@@ -358,19 +357,13 @@ __device__ __forceinline__ float* partial_sums(float* partials, const Head& head
     return partials + row * head.stride + part * head.C + work.h * HS;
 }
 
-// Descriptors of the operands of S = X A^T and dP = Y B^T. X and Y are this warpgroup's rows of the two owned tiles (Q
-// and dO, or K and V), A and B tiles of N rows of the other side (K and V, or Q and dO). All are in rings.
-template <int HS, int ROWS, int N> struct BackwardDescriptors {
-    uint64_t X, Y, A, B;   // of stage 0
-
-    __device__ __forceinline__ BackwardDescriptors(const char* x, const char* y, const char* a, const char* b)
-        : X(wgmma_descriptor(x + warpgroup_row() * TILE_ROW_BYTES)),
-          Y(wgmma_descriptor(y + warpgroup_row() * TILE_ROW_BYTES)), A(wgmma_descriptor(a)), B(wgmma_descriptor(b)) {}
-
-    __device__ __forceinline__ uint64_t x(int stage) const { return offset_by(X, stage * tile_bytes(ROWS, HS)); }
-    __device__ __forceinline__ uint64_t y(int stage) const { return offset_by(Y, stage * tile_bytes(ROWS, HS)); }
-    __device__ __forceinline__ uint64_t a(int stage) const { return offset_by(A, stage * tile_bytes(N, HS)); }
-    __device__ __forceinline__ uint64_t b(int stage) const { return offset_by(B, stage * tile_bytes(N, HS)); }
+// The descriptors of a ring's tiles, by stage: of rows from `row` on.
+template <int BYTES> struct RingDescriptors {
+    uint64_t first;
+    template <int STAGES>
+    __device__ __forceinline__ explicit RingDescriptors(const char (&tiles)[STAGES][BYTES], int row = 0)
+        : first(wgmma_descriptor(tiles[0] + row * TILE_ROW_BYTES)) {}
+    __device__ __forceinline__ uint64_t operator[](int stage) const { return offset_by(first, stage * BYTES); }
 };
 
 // ---- dQ
@@ -394,7 +387,8 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
                                             const TileScheduler& scheduler, int T) {
     using Shape = DqShape<HS>;
     constexpr int TILE_K = Shape::TILE_K;
-    const BackwardDescriptors<HS, Shape::TILE_Q, TILE_K> in(shared.Q[0], shared.dO[0], shared.K[0], shared.V[0]);
+    const RingDescriptors Q(shared.Q, warpgroup_row()), dO(shared.dO, warpgroup_row());
+    const RingDescriptors K(shared.K), V(shared.V);
     const float scale = rsqrtf(static_cast<float>(HS));
     const OrderedBarrier<Shape::CONSUMERS> order(warpgroup_row() / WGMMA_M);
     const int row = consumer_row(), wg_row = order.group * WGMMA_M;   // first rows of this warp and this warpgroup
@@ -422,8 +416,8 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
             wait_full(shared.k, now);
             wait_full(shared.v, v);
             wgmma_fence(S, dP);
-            start_scores<HS, TILE_K>(S, in.x(q.stage), Shape::TILE_Q, in.a(now.stage));                 // S = Q K^T
-            start_scores<HS, TILE_K>(dP, in.y(q.stage), Shape::TILE_Q, in.b(v.stage));                  // dP = dO V^T
+            start_scores<HS, TILE_K>(S, Q[q.stage], Shape::TILE_Q, K[now.stage]);    // S = Q K^T
+            start_scores<HS, TILE_K>(dP, dO[q.stage], Shape::TILE_Q, V[v.stage]);    // dP = dO V^T
             order.arrive();
         };
         wgmma_fence(dQ);                              // dQ is 0 before the first product starts
@@ -449,7 +443,7 @@ __device__ __forceinline__ void dq_consumer(const Out<e5m2>& dqkv, float* partia
             const bool last = ++j == tiles;
             if (!last) order.wait();
             wgmma_fence(dQ, dS);
-            start_outputs<HS, TILE_K>(dQ, dS, in.a(now.stage));                                         // dQ += dS K
+            start_outputs<HS, TILE_K>(dQ, dS, K[now.stage]);                         // dQ += dS K
             now.advance();
             if (last) break;
             start_tile();
@@ -563,7 +557,8 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* parti
                                              int T) {
     using Shape = DkvShape<HS>;
     constexpr int TILE_Q = Shape::TILE_Q;
-    const BackwardDescriptors<HS, Shape::TILE_K, TILE_Q> in(shared.K[0], shared.V[0], shared.Q[0], shared.dO[0]);
+    const RingDescriptors K(shared.K, warpgroup_row()), V(shared.V, warpgroup_row());
+    const RingDescriptors Q(shared.Q), dO(shared.dO);
     const float scale = rsqrtf(static_cast<float>(HS));
     const OrderedBarrier<Shape::CONSUMERS> order(warpgroup_row() / WGMMA_M);
     const int row = consumer_row(), wg_row = order.group * WGMMA_M;   // first rows of this warp and this warpgroup
@@ -579,7 +574,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* parti
         auto start_tile = [&] {
             wait_full(shared.q, q);
             wgmma_fence(S);
-            start_scores<HS, TILE_Q>(S, in.x(k.stage), Shape::TILE_K, in.a(q.stage)); // S = K Q^T
+            start_scores<HS, TILE_Q>(S, K[k.stage], Shape::TILE_K, Q[q.stage]);      // S = K Q^T
             order.arrive();
         };
         // Queries do not attend to later keys. A warpgroup skips the first tile if all queries in it precede the
@@ -601,7 +596,7 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* parti
             wgmma_wait<1>(dK, dV);                    // of the previous tile; S is still in flight
             if (query0 > first_query0) release(shared.q, read);   // order.wait(): all lanes have read lse and D
             wgmma_fence(dP);
-            start_scores<HS, TILE_Q>(dP, in.y(k.stage), Shape::TILE_K, in.b(q.stage));   // dP = V dO^T
+            start_scores<HS, TILE_Q>(dP, V[k.stage], Shape::TILE_K, dO[q.stage]);    // dP = V dO^T
             wgmma_wait<1>(S);
             const bool crosses_diagonal = key0 + row + 15 > query0;
             if (crosses_diagonal) mask_scores<Queries::COLUMNS>(S, key0 + row, query0);
@@ -615,8 +610,8 @@ __device__ __forceinline__ void dkv_consumer(const Out<e5m2>& dqkv, float* parti
             const bool last = query0 >= T;
             if (!last) order.wait();
             wgmma_fence(dV, dK, P, dS);
-            start_outputs<HS, TILE_Q>(dV, P, in.b(q.stage));                          // dV += P dO
-            start_outputs<HS, TILE_Q>(dK, dS, in.a(q.stage));                         // dK += dS Q
+            start_outputs<HS, TILE_Q>(dV, P, dO[q.stage]);                           // dV += P dO
+            start_outputs<HS, TILE_Q>(dK, dS, Q[q.stage]);                           // dK += dS Q
             q.advance();
             if (last) break;
             start_tile();
@@ -656,12 +651,9 @@ __global__ void __launch_bounds__(DkvShape<HS>::BLOCK, 1)
 // ---- launchers
 
 // Returns the tensor map of x (B, T, heads, HS); qkv has 3 NH heads.
-TensorMap head_tensor_map(const floatX* x, int B, int T, int heads, int HS) {
-    const uint64_t row = static_cast<uint64_t>(heads) * HS * sizeof(floatX);
-    return make_tensor_map(
-        x,
-        {static_cast<uint64_t>(HS), static_cast<uint64_t>(heads), static_cast<uint64_t>(T), static_cast<uint64_t>(B)},
-        {HS * sizeof(floatX), row, row * T}, BOX_ROWS);
+TensorMap head_tensor_map(const floatX* x, uint64_t B, uint64_t T, uint64_t heads, uint64_t HS) {
+    const uint64_t head_bytes = HS * sizeof(floatX), row_bytes = heads * head_bytes;
+    return make_tensor_map(x, {HS, heads, T, B}, {head_bytes, row_bytes, T * row_bytes}, BOX_ROWS);
 }
 
 // Bytes of the L2 cache (50 MB on an H100) for the tensors that a group of heads reads repeatedly.
