@@ -519,7 +519,7 @@ void embedding_forward(const Tensor& out, const int* inp, const floatX* wte, con
            out.rows, first, T, out.columns);
 }
 
-// order (N): see mapping. partials (chunks, 2, C) fp32 scratch
+// dwte and dwpe have one dtype. order (N): see mapping. partials (chunks, 2, C) fp32 scratch
 void embedding_backward(Grad dwte, Grad dwpe, float* partials, const Tensor& dout, const int* inp, const int* order,
                         size_t first, int T) {
     const size_t N = dout.rows, C = dout.columns, size = chunk_size(N), chunks = ceil_div(N, size);
@@ -530,10 +530,8 @@ void embedding_backward(Grad dwte, Grad dwpe, float* partials, const Tensor& dou
                dout.x, inp, order, N, size, C);
         launch("embedding_backward_join", embedding_backward_join_kernel<G>, dim3(ceil_div(C, SUM_COLUMNS), chunks),
                WARP_SIZE, 0, updated(g), partials, inp, order, N, size, C);
-    });
-    with_type(dwpe, [&](auto* g) {
-        launch("embedding_backward_wpe", embedding_backward_wpe_kernel<std::remove_pointer_t<decltype(g)>>,
-               dim3(ceil_div(C, SUM_COLUMNS), T), WARP_SIZE, 0, updated(g), dout.x, N, first, T, C);
+        launch("embedding_backward_wpe", embedding_backward_wpe_kernel<G>, dim3(ceil_div(C, SUM_COLUMNS), T), WARP_SIZE,
+               0, updated(static_cast<G*>(dwpe.data)), dout.x, N, first, T, C);
     });
 }
 
@@ -1902,11 +1900,10 @@ void allocate_parameters(Model& m, const Setup& s) {
     };
     const size_t grad_size = size_of(s.grad_dtype), states = y.elements(states_placement(s));
     m.weights = static_cast<floatX*>(block("weights", y.elements(weights_placement(s)), sizeof(floatX)));
-    void* whole = m.weights;
+    m.weight_buffers = m.weights;
     if (weights_placement(s) == Placement::SHARDED)
-        whole = block("layers' weights", buffer_elements(y), sizeof(floatX));
-    m.weight_buffers = static_cast<floatX*>(whole);
-    bind(m.w, s.config, y, whole, FLOATX, weight_copies(s.zero, y.layers));
+        m.weight_buffers = static_cast<floatX*>(block("layers' weights", buffer_elements(y), sizeof(floatX)));
+    bind(m.w, s.config, y, m.weight_buffers, FLOATX, weight_copies(s.zero, y.layers));
     if (s.purpose != Purpose::TRAINING) return;
     m.grads = m.grad_buffers = {block("gradients", y.elements(grads_placement(s)), grad_size), s.grad_dtype};
     if (grads_placement(s) == Placement::SHARDED)
@@ -2109,6 +2106,10 @@ template <Want WANT> void head(Model& m, const int* targets, float inverse_token
 // gradients of parameters are added to; all others are assigned. Activations do not change.
 // The gradients of the biases attprojb and fcprojb are column sums of the residual stream's, which the LayerNorm's
 // backward that writes it computes; that of qkvb is computed with dqkv.
+//
+// Many GPUs: send_gradients() is where gradients are summed over GPUs, one group while backward computes the next: in
+// the step's last micro-batch, with ZeRO 2 and 3 in each (gpt/distributed.cuh: Communication::reduce()). Group 1 + l is
+// layer l, group 0 everything else.
 
 void backward_block(Model& m, size_t l) {
     ForwardPass pass = whole_batch(m);
@@ -2142,7 +2143,7 @@ void backward(Model& m, const Batch& batch, MicroBatch which) {
         need_weights(m, 1 + l, l, whole_batch(m));
         begin_gradients(m, 1 + l);
         backward_block(m, l);
-        send_gradients(m, 1 + l, which);
+        send_gradients(m, 1 + l, which);   // starts their sum over GPUs, which update() awaits
     }
     recorder.at("backward", NO_LAYER);
     embedding_backward(m.g.wte(), m.g.wpe(), d.partials, d.res1, batch.inputs, batch.order, first_row(d.res1.rows),
@@ -2304,8 +2305,7 @@ void save_checkpoint(TrainingRun& run) {
     } catch (const Failure& error) {
         throw not_written(run.step, error);
     }
-    run.last_checkpoint = write_checkpoint(run.o.out, run.m, run.text_files, run.step, trainer_record(run),
-                                           run.o.keep);
+    run.last_checkpoint = write_checkpoint(run.o.out, run.m, run.text_files, run.step, trainer_record(run), run.o.keep);
     wait_for_all(WRITING);
     run.progress.end_line();
     printf("step %ld: checkpoint %s\n", run.step, run.last_checkpoint.c_str());

@@ -281,17 +281,15 @@ attention_backward_mma_kernel(floatX* dqkv, float* D_all, const floatX* dout, co
 
 // ---- launchers
 
-dim3 mma_grid(const Heads& h) { return dim3(ceil_div(h.T, MMA_ROWS), h.NH, h.B); }
-
 template <int HS> void attention_forward_mma(const Tensor& out, const floatX* qkv, const Heads& h) {
-    launch("attention_forward", attention_forward_mma_kernel<HS>, mma_grid(h), MMA_BLOCK,
+    launch("attention_forward", attention_forward_mma_kernel<HS>, dim3(ceil_div(h.T, MMA_ROWS), h.NH, h.B), MMA_BLOCK,
            5 * tile_bytes(MMA_ROWS, HS), out.to<e4m3>(), h.lse, qkv, h.T);
 }
 
 template <int HS>
 void attention_backward_mma(floatX* dqkv, const floatX* dout, const floatX* qkv, const floatX* out, const Heads& h) {
     constexpr size_t tiles = 6 * tile_bytes(MMA_ROWS, HS), statistics = 2 * MMA_ROWS * sizeof(float);
-    const dim3 grid = mma_grid(h);
+    const dim3 grid(ceil_div(h.T, MMA_ROWS), h.NH, h.B);
     launch("attention_backward_dq", attention_backward_mma_kernel<HS, Owns::QUERIES>, grid, MMA_BLOCK, tiles, dqkv, h.D,
            dout, qkv, out, h.lse, h.T);
     launch("attention_backward_dkv", attention_backward_mma_kernel<HS, Owns::KEYS>, grid, MMA_BLOCK, tiles + statistics,

@@ -70,8 +70,7 @@ struct WorkTile { int tile, h, b; };   // tile 0 is the longest of head h in bat
 
 __device__ __forceinline__ WorkTile work_tile(const TileScheduler& scheduler, unsigned i) {
     const TileOrder::Place place = scheduler.order.place(i);
-    return {static_cast<int>(place.column), static_cast<int>(place.row % scheduler.NH),
-            static_cast<int>(place.row / scheduler.NH)};
+    return {int(place.column), int(place.row % scheduler.NH), int(place.row / scheduler.NH)};
 }
 
 // Shared memory through which the producer passes the index of the block's next work tile to the consumers.
@@ -201,8 +200,7 @@ __device__ __forceinline__ void forward_dq_producer(typename Shape::Shared& shar
     PipelineState<Shape::STAGES> kv;   // position in shared.k and shared.v
     for (unsigned i = scheduler.first(); i < scheduler.count(); i = publish_next(shared.next, next_work, scheduler)) {
         const WorkTile work = work_tile(scheduler, i);
-        const int query0 = first_query(work, Shape::TILE_Q, T),
-                  tiles = key_tiles(query0, Shape::TILE_Q, Shape::TILE_K);
+        const int query0 = first_query(work, Shape::TILE_Q, T), tiles = key_tiles(query0, Shape::TILE_Q, Shape::TILE_K);
         auto load = [&](Ring<Shape::STAGES>& ring, char* tile, int head, int j) {
             uint64_t* full = &ring.full[kv.stage];
             wait_empty(ring, kv);
@@ -670,8 +668,7 @@ unsigned scheduler_blocks(const TileScheduler& scheduler) {
     return std::min(static_cast<unsigned>(device.properties.multiProcessorCount), scheduler.count());
 }
 
-template <int HS>
-void attention_forward_wgmma(const Tensor& out, const floatX* qkv, const Heads& h) {
+template <int HS> void attention_forward_wgmma(const Tensor& out, const floatX* qkv, const Heads& h) {
     using Shape = ForwardShape<HS>;
     const TileScheduler scheduler = make_scheduler(h, Shape::TILE_Q);
     launch("attention_forward", attention_forward_wgmma_kernel<HS>, scheduler_blocks(scheduler), Shape::BLOCK,
