@@ -47,6 +47,33 @@ struct Fp8Scale {
     float history[FP8_HISTORY] = {};   // amax of past steps, the latest first; 0: none yet
 };
 
+// Largest finite value of a format, and its smallest positive value (a subnormal).
+template <typename F8> constexpr float FP8_MAX = std::is_same_v<F8, e4m3> ? 448.0f : 57344.0f;
+template <typename F8> constexpr float FP8_MIN = std::is_same_v<F8, e4m3> ? 0x1p-9f : 0x1p-16f;
+
+constexpr bool MAY_USE_FP8 = FLOATX == DType::BF16;
+
+// Ada and later have instructions that convert to FP8. Older GPUs are rejected; code for them contains no conversion.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+constexpr bool WRITES_FP8 = false;
+#else
+constexpr bool WRITES_FP8 = MAY_USE_FP8;
+#endif
+
+// v = x, rounded to nearest and saturated.
+template <typename F8, int N> __device__ __forceinline__ void to_fp8(F8 (&v)[N], const float (&x)[N]) {
+#ifdef __CUDACC__   // one instruction converts two values
+    constexpr auto KIND = std::is_same_v<F8, e4m3> ? __NV_E4M3 : __NV_E5M2;
+    for (int k = 0; k < N; k += 2) {
+        const auto pair = __nv_cvt_float2_to_fp8x2(make_float2(x[k], x[k + 1]), __NV_SATFINITE, KIND);
+        v[k].__x = static_cast<__nv_fp8_storage_t>(pair);
+        v[k + 1].__x = static_cast<__nv_fp8_storage_t>(pair >> 8);
+    }
+#else
+    from_floats(v, x);
+#endif
+}
+
 // Destination of a tensor that matmuls read.
 template <typename F8> struct Out {
     floatX* x;                   // null: only x8 is read (--matmul fp8-all)
@@ -64,17 +91,73 @@ template <typename F8, Reach REACH = Reach::BLOCK> struct Writer {
     bool counting = false;       // Fp8Scale::counting
     unsigned values = 0, saturated = 0, underflow = 0;
 
-    __device__ __forceinline__ explicit Writer(const Out<F8>& out);
-    __device__ __forceinline__ void finish();   // merges the threads' amax into Fp8Scale::amax, with atomicMax
+    __device__ __forceinline__ explicit Writer(const Out<F8>& out) : to(out) {
+        if constexpr (WRITES_FP8) {
+            if (!to.scale) return;
+            scale = to.scale->scale;
+            counting = to.scale->counting;
+        }
+    }
 
     // Stores v as elements i ... i + N - 1 of the tensor, and rounds v itself to floatX.
-    template <int N> __device__ __forceinline__ void put(size_t i, float (&v)[N]);
+    template <int N> __device__ __forceinline__ void put(size_t i, float (&v)[N]) {
+        RawPack<floatX, N> rounded;
+        from_floats(rounded.v, v);
+        put(i, rounded);
+        to_floats(v, rounded.v);
+    }
+
     // Stores a pack that is already rounded.
-    template <int N> __device__ __forceinline__ void put(size_t i, const RawPack<floatX, N>& rounded);
+    template <int N> __device__ __forceinline__ void put(size_t i, const RawPack<floatX, N>& rounded) {
+        // Gradients that a block puts always have an x; the check would cost LayerNorm's backward a register.
+        constexpr bool HAS_X = !WRITES_FP8 || (std::is_same_v<F8, e5m2> && REACH == Reach::BLOCK);
+        if (HAS_X || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
+        put_fp8(i, rounded);
+    }
+
     // Stores only the 8-bit copy, and returns it (zeros if there is none).
-    template <int N> __device__ __forceinline__ RawPack<F8, N> put_fp8(size_t i, const RawPack<floatX, N>& rounded);
+    template <int N> __device__ __forceinline__ RawPack<F8, N> put_fp8(size_t i, const RawPack<floatX, N>& rounded) {
+        RawPack<F8, N> pack = {};
+        if constexpr (WRITES_FP8) {
+            if (!to.scale) return pack;
+            float v[N];
+            to_floats(v, rounded.v);
+            for (int k = 0; k < N; k++) amax = fmaxf(amax, fabsf(v[k]));
+            if (!to.x8) return pack;
+            pack = quantise(v);
+            *reinterpret_cast<RawPack<F8, N>*>(to.x8 + i) = pack;
+        }
+        return pack;
+    }
+
     // Returns v in 8 bits; multiplies v itself by the scale.
-    template <int N> __device__ __forceinline__ RawPack<F8, N> quantise(float (&v)[N]);
+    template <int N> __device__ __forceinline__ RawPack<F8, N> quantise(float (&v)[N]) {
+        RawPack<F8, N> pack = {};
+        for (int k = 0; k < N; k++) v[k] *= scale;
+        if constexpr (WRITES_FP8) to_fp8(pack.v, v);
+        if (!counting) return pack;
+        values += N;
+        for (int k = 0; k < N; k++) {
+            saturated += fabsf(v[k]) > FP8_MAX<F8>;
+            underflow += v[k] != 0 && fabsf(v[k]) <= FP8_MIN<F8> / 2;   // FP8_MIN / 2 is a tie: rounds to even, 0
+        }
+        return pack;
+    }
+
+    // Merges the threads' amax and counts into the scale's. The atomics are on integers, so their results do not depend
+    // on the order of blocks.
+    __device__ __forceinline__ void finish() {
+        if constexpr (WRITES_FP8) {
+            if (!to.scale) return;
+            const float reduced = REACH == Reach::BLOCK ? block_max(amax) : warp_max(amax);
+            const int thread = REACH == Reach::BLOCK ? threadIdx.x : threadIdx.x % WARP_SIZE;
+            if (thread == 0 && reduced > 0) atomicMax(&to.scale->amax, __float_as_uint(reduced));
+            if (!counting || values == 0) return;
+            atomicAdd(&to.scale->values, static_cast<unsigned long long>(values));
+            if (saturated) atomicAdd(&to.scale->saturated, static_cast<unsigned long long>(saturated));
+            if (underflow) atomicAdd(&to.scale->underflow, static_cast<unsigned long long>(underflow));
+        }
+    }
 };
 
 // The copy in 8 bits of a tensor that matmuls read.
@@ -87,106 +170,3 @@ struct Fp8Copy {
     bool only = false;              // the kernel writes x and `transposed`, but not floatX
     bool fast_accumulation = false; // in the forward product of this input
 };
-
-// Largest finite value of a format, and its smallest positive value (a subnormal).
-template <typename F8> constexpr float FP8_MAX = std::is_same_v<F8, e4m3> ? 448.0f : 57344.0f;
-template <typename F8> constexpr float FP8_MIN = std::is_same_v<F8, e4m3> ? 0x1p-9f : 0x1p-16f;
-
-constexpr bool MAY_USE_FP8 = FLOATX == DType::BF16;
-
-// Ada and later have instructions that convert to FP8. Older GPUs are rejected; code for them contains no conversion.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-constexpr bool WRITES_FP8 = false;
-#else
-constexpr bool WRITES_FP8 = MAY_USE_FP8;
-#endif
-
-#ifdef __CUDACC__   // one instruction converts two values
-template <typename F8, int N> __device__ __forceinline__ void pairs_from_floats(F8 (&v)[N], const float (&x)[N]) {
-    constexpr auto KIND = std::is_same_v<F8, e4m3> ? __NV_E4M3 : __NV_E5M2;
-    for (int k = 0; k < N; k += 2) {
-        const auto pair = __nv_cvt_float2_to_fp8x2(make_float2(x[k], x[k + 1]), __NV_SATFINITE, KIND);
-        v[k].__x = static_cast<__nv_fp8_storage_t>(pair);
-        v[k + 1].__x = static_cast<__nv_fp8_storage_t>(pair >> 8);
-    }
-}
-template <int N> __device__ __forceinline__ void from_floats(e4m3 (&v)[N], const float (&x)[N]) {
-    pairs_from_floats(v, x);
-}
-template <int N> __device__ __forceinline__ void from_floats(e5m2 (&v)[N], const float (&x)[N]) {
-    pairs_from_floats(v, x);
-}
-#endif
-
-// ---- Writer's functions. The atomics are on integers, so their results do not depend on the order of blocks.
-
-template <typename F8, Reach REACH>
-__device__ __forceinline__ Writer<F8, REACH>::Writer(const Out<F8>& out) : to(out) {
-    if constexpr (WRITES_FP8) {
-        if (!to.scale) return;
-        scale = to.scale->scale;
-        counting = to.scale->counting;
-    }
-}
-
-template <typename F8, Reach REACH>
-template <int N>
-__device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, float (&v)[N]) {
-    RawPack<floatX, N> rounded;
-    from_floats(rounded.v, v);
-    put(i, rounded);
-    to_floats(v, rounded.v);
-}
-
-template <typename F8, Reach REACH>
-template <int N>
-__device__ __forceinline__ void Writer<F8, REACH>::put(size_t i, const RawPack<floatX, N>& rounded) {
-    // Gradients that a block puts always have an x; the check would cost LayerNorm's backward a register.
-    constexpr bool HAS_X = !WRITES_FP8 || (std::is_same_v<F8, e5m2> && REACH == Reach::BLOCK);
-    if (HAS_X || to.x) *reinterpret_cast<RawPack<floatX, N>*>(to.x + i) = rounded;
-    put_fp8(i, rounded);
-}
-
-template <typename F8, Reach REACH>
-template <int N>
-__device__ __forceinline__ RawPack<F8, N> Writer<F8, REACH>::put_fp8(size_t i, const RawPack<floatX, N>& rounded) {
-    RawPack<F8, N> pack = {};
-    if constexpr (WRITES_FP8) {
-        if (!to.scale) return pack;
-        float v[N];
-        to_floats(v, rounded.v);
-        for (int k = 0; k < N; k++) amax = fmaxf(amax, fabsf(v[k]));
-        if (!to.x8) return pack;
-        pack = quantise(v);
-        *reinterpret_cast<RawPack<F8, N>*>(to.x8 + i) = pack;
-    }
-    return pack;
-}
-
-template <typename F8, Reach REACH>
-template <int N>
-__device__ __forceinline__ RawPack<F8, N> Writer<F8, REACH>::quantise(float (&v)[N]) {
-    RawPack<F8, N> pack = {};
-    for (int k = 0; k < N; k++) v[k] *= scale;
-    if constexpr (WRITES_FP8) from_floats(pack.v, v);
-    if (!counting) return pack;
-    values += N;
-    for (int k = 0; k < N; k++) {
-        saturated += fabsf(v[k]) > FP8_MAX<F8>;
-        underflow += v[k] != 0 && fabsf(v[k]) <= FP8_MIN<F8> / 2;   // FP8_MIN / 2 is a tie: rounds to even, 0
-    }
-    return pack;
-}
-
-template <typename F8, Reach REACH> __device__ __forceinline__ void Writer<F8, REACH>::finish() {
-    if constexpr (WRITES_FP8) {
-        if (!to.scale) return;
-        const float reduced = REACH == Reach::BLOCK ? block_max(amax) : warp_max(amax);
-        const int thread = REACH == Reach::BLOCK ? threadIdx.x : threadIdx.x % WARP_SIZE;
-        if (thread == 0 && reduced > 0) atomicMax(&to.scale->amax, __float_as_uint(reduced));
-        if (!counting || values == 0) return;
-        atomicAdd(&to.scale->values, static_cast<unsigned long long>(values));
-        if (saturated) atomicAdd(&to.scale->saturated, static_cast<unsigned long long>(saturated));
-        if (underflow) atomicAdd(&to.scale->underflow, static_cast<unsigned long long>(underflow));
-    }
-}

@@ -34,7 +34,7 @@ template <int COUNT> __device__ __forceinline__ RawPack<e4m3, COUNT> in_fp8(cons
     float v[COUNT];
     RawPack<e4m3, COUNT> pack = {};
     for (int k = 0; k < COUNT; k++) v[k] = x[k] * scale;
-    if constexpr (WRITES_FP8) from_floats(pack.v, v);
+    if constexpr (WRITES_FP8) to_fp8(pack.v, v);
     return pack;
 }
 
