@@ -11,29 +11,18 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cfloat>
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <initializer_list>
-#include <map>
-#include <memory>
 #include <numeric>
-#include <set>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 namespace fs = std::filesystem;
 
@@ -140,11 +129,7 @@ void request_shared_memory(const char* name, const void* kernel, size_t bytes) {
 template <typename... Params, typename... Args>
 void launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args... args) {
     if (shared_bytes > 0) request_shared_memory(name, reinterpret_cast<const void*>(kernel), shared_bytes);
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = device.stream;
+    const cudaLaunchConfig_t config = {grid, block, shared_bytes, device.stream, nullptr, 0};   // no attributes
     auto work = [&] { check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name); };
     on_stream(name, device.stream, work, args...);
 }

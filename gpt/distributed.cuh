@@ -35,9 +35,6 @@
 //         Transformer Models", section 4.2
 #pragma once
 
-#include <memory>
-#include <vector>
-
 // ---- schedule
 
 // Slots are buffers for the whole weights or gradients of a group. Slot 0 is group 0's; layers share the others.

@@ -231,8 +231,7 @@ TensorMap make_tensor_map(const floatX* data, const uint64_t (&extents)[4], cons
         return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
     }();
     const uint32_t box[] = {TILE_COLUMNS, 1, rows, 1}, steps[] = {1, 1, 1, 1};
-    TensorMap result;
-    result.data = data;
+    TensorMap result = {{}, data};
     constexpr auto TYPE = FLOATX == DType::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     const CUresult status = encode(&result.map, TYPE, 4, const_cast<floatX*>(data), extents, strides, box, steps,
                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
