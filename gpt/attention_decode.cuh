@@ -10,8 +10,6 @@
 constexpr int MAX_HEAD_SIZE = 128;
 constexpr int HEAD_PACKS = (MAX_HEAD_SIZE + LANE_STRIDE - 1) / LANE_STRIDE;   // packs of HS per lane
 
-size_t attention_decode_shared(int HS) { return sizeof(float) * (WIDE_BLOCK / WARP_SIZE) * (HS + 2); }
-
 __global__ void __launch_bounds__(WIDE_BLOCK) attention_decode_kernel(floatX* out, const floatX* qkv, int T, int HS) {
     const size_t C = static_cast<size_t>(gridDim.x) * HS;
     const floatX* last = qkv + (T - 1) * 3 * C + blockIdx.x * HS;
@@ -60,5 +58,6 @@ __global__ void __launch_bounds__(WIDE_BLOCK) attention_decode_kernel(floatX* ou
 
 // out (NH,HS) = attention of the last query of qkv (T,3,NH,HS)
 void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS) {
-    launch("attention_decode", attention_decode_kernel, NH, WIDE_BLOCK, attention_decode_shared(HS), out, qkv, T, HS);
+    const size_t shared = sizeof(float) * (WIDE_BLOCK / WARP_SIZE) * (HS + 2);
+    launch("attention_decode", attention_decode_kernel, NH, WIDE_BLOCK, shared, out, qkv, T, HS);
 }

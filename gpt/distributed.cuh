@@ -158,7 +158,8 @@ void connect(Model& m) {
 
 // Called before the first layer of a forward pass.
 void begin_forward(Model& m, const ForwardPass& pass) {
-    if (pass.in_fp8) begin_fp8_forward(m);
+    if (pass.in_fp8 && m.setup.fp8_scaling == Fp8Scaling::CURRENT)
+        fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));
     if (!world.alone()) m.communication->need_weights(0, 1);
 }
 
@@ -168,7 +169,6 @@ void need_weights(Model& m, size_t g, size_t next, const ForwardPass& pass) {
     if (pass.in_fp8) need_fp8_weights(m, g - 1);
 }
 
-// Called after the weights have changed.
 void weights_changed(Model& m) {
     if (!world.alone()) m.communication->weights_changed();
     fp8_weights_changed(m);

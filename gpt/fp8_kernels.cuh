@@ -5,12 +5,6 @@
 // operands must be contiguous along K, as a (M,K) and b (N,K).
 bool fp8_in_any_layout() { return device.properties.major == 10; }
 
-// Returns a tensor without its FP8 copy.
-Tensor in_floatX(Tensor t) {
-    t.fp8 = {};
-    return t;
-}
-
 // Makes p, the product of a and b, read their FP8 copies, transposed where the layout requires it.
 void read_fp8(Product& p, const Tensor& a, const Tensor& b) {
     MatmulShape& s = p.shape;
@@ -190,7 +184,10 @@ void fp8_transpose(void* out, const void* inp, size_t rows, size_t columns) {
 
 // Returns a matmul's input as the gradient of the weight reads it: without FP8, unless it has memory for a transposed
 // copy (fp8-all).
-Tensor for_weights(const Tensor& inp) { return inp.fp8.transposed ? inp : in_floatX(inp); }
+Tensor for_weights(Tensor inp) {
+    if (!inp.fp8.transposed) inp.fp8 = {};
+    return inp;
+}
 
 // Transposes the FP8 copies of a weight gradient's operands.
 void transpose_fp8(const Tensor& inp, const Tensor& dout) {

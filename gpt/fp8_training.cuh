@@ -99,14 +99,9 @@ void quantise_weights(Model& m, size_t l) {
     }
 }
 
-void begin_fp8_forward(Model& m) {
-    if (m.setup.fp8_scaling == Fp8Scaling::CURRENT)
-        fp8_scales<Fp8Step::RESET_AMAX>(m.a.fp8_scales(), scale_count(m));
-}
-
 // Quantises layer l's weights unless that has been done since they last changed.
 void need_fp8_weights(Model& m, size_t l) {
-    if (!has_fp8(m) || m.fp8_weights[l]) return;
+    if (m.fp8_weights[l]) return;
     quantise_weights(m, l);
     m.fp8_weights[l] = true;
 }

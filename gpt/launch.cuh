@@ -3,7 +3,7 @@
 //
 //   start       --gpus N forks N processes before the first CUDA or OpenMP call and supervises them. Alternatively
 //               torchrun, srun or mpirun starts the processes and numbers them by environment variables
-//   rendezvous  rank 0 listens on MASTER_ADDR:MASTER_PORT and sends NCCL's unique id to each rank
+//   rendezvous  rank 0 listens on MASTER_ADDR:MASTER_PORT (TCP) and sends NCCL's unique id to each rank
 //   end         a watchdog thread ends its rank if it makes no progress; then the supervising process or the launcher
 //               ends the others
 #pragma once
@@ -265,7 +265,6 @@ void find_rank() {
 }
 
 // ---- processes: rendezvous ----------------------------------------------------------------------
-// Rank 0 sends NCCL's unique id to all other ranks over TCP.
 
 // The message from a rank to rank 0, and rank 0's answer.
 struct Message {
@@ -458,7 +457,6 @@ int start_processes(const Options& o) {
 
 // ---- begin and end ------------------------------------------------------------------------------
 
-// Creates a stream for communication, of the highest priority.
 cudaStream_t communication_stream() {
     int least, greatest;
     cudaStream_t stream;
@@ -480,8 +478,7 @@ void connect_groups(size_t size) {
     };
     split(data_ranks, world.rank % size, world.rank / size, world.size / size);
     split(tensor_ranks, world.rank / size, world.rank % size, size);
-    if (nccl_version() < NCCL_WITH_LAUNCH_ORDER) return;
-    tensor_ranks.stream = device.tensor = communication_stream();
+    if (nccl_version() >= NCCL_WITH_LAUNCH_ORDER) tensor_ranks.stream = device.tensor = communication_stream();
 }
 
 // Creates the stream and NCCL's communicators, after the device has been opened. A first collective makes NCCL allocate
@@ -523,9 +520,7 @@ void begin_ranks(const Options& o) {
         throw UserError("%zu processes (--gpus, or a launcher's) need NCCL, which this build lacks: pip install "
                         "nvidia-nccl-cu%d, then make", world.size, CUDART_VERSION / 1000);
     if (!world.first() && !freopen("/dev/null", "w", stdout)) throw Failure("/dev/null: %s", strerror(errno));
-#ifndef __NVCC__   // the emulator shows one device for each process
-    setenv("CUDA_CPU_DEVICES", std::to_string(world.of_machine).c_str(), 0);
-#endif
+    setenv("CUDA_CPU_DEVICES", std::to_string(world.of_machine).c_str(), 0);   // dev/cpu: a device for each process
     std::thread(run_watchdog, o.timeout).detach();
 }
 

@@ -18,10 +18,6 @@ constexpr size_t MATMUL_WORKSPACE = 128 << 20;   // for partial sums: more algor
 constexpr uint32_t MATMUL_ALIGNMENT = 16;        // bytes, at least, of every operand
 constexpr int MATMUL_CANDIDATES = 64;            // algorithms requested from cuBLASLt
 
-// cuBLASLt may split a long sum among blocks if the parts stay FP32 and a separate kernel adds them. Adding the parts
-// in the output would round each time to the output's type, in an order that cuBLASLt does not specify.
-constexpr uint32_t MATMUL_SPLIT_SUMS = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-
 enum class Op { AS_IS, TRANSPOSED };
 enum class Into { ASSIGN, ADD };
 enum class Epilogue { NONE, BIAS, GELU_BACKWARD, BIAS_GELU };   // BIAS_GELU also stores the pre-activation
@@ -112,7 +108,9 @@ std::vector<cublasLtMatmulAlgo_t> offered_algorithms(const MatmulPlan& plan) {
               "cublasLtMatmulPreferenceSetAttribute");
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{matmul_workspace_bytes()});
-    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, MATMUL_SPLIT_SUMS);
+    // cuBLASLt may split a long sum among blocks if the parts stay FP32 and a separate kernel adds them. Adding the
+    // parts in the output would round each time to the output's type, in an order that cuBLASLt does not specify.
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     for (auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         prefer(operand, MATMUL_ALIGNMENT);
@@ -198,18 +196,13 @@ void matmul(const Product& p) {
                   fp8 ? format("; FP8 needs %s", cublaslt_text(first_cublaslt_with_fp8()).c_str()).c_str() : "");
 }
 
-constexpr size_t BIAS_GELU_VERSION = 120500;   // of cuBLASLt, at least
-
-// Returns whether the product p may have its epilogue with GELU. Before Hopper they are slower than the kernels.
-bool may_fuse(const Product& p) {
-    if (p.shape.epilogue == Epilogue::BIAS_GELU && cublasLtGetVersion() < BIAS_GELU_VERSION) return false;
-    return p.shape.a_type == FLOATX && (device.properties.major >= 9 || device.is_cpu());
-}
-
-// Runs p, whose epilogue is optional, or alternative(), which computes the same in more launches. Matmul tuning
-// chooses, and calls alternative() later: it must own what it captures.
+// Runs p, whose epilogue with GELU is optional, or alternative(), which computes the same in more launches. Matmul
+// tuning chooses, and calls alternative() later: it must own what it captures.
 template <typename F> void matmul_or(const Product& p, F alternative) {
-    if (!may_fuse(p)) return alternative();
+    constexpr size_t BIAS_GELU_VERSION = 120500;   // of cuBLASLt, at least
+    const bool missing = p.shape.epilogue == Epilogue::BIAS_GELU && cublasLtGetVersion() < BIAS_GELU_VERSION;
+    const bool slow = device.properties.major < 9 && !device.is_cpu();   // before Hopper, slower than the kernels
+    if (missing || slow || p.shape.a_type != FLOATX) return alternative();
     matmul_plan(p).alternative = alternative;
     if (!try_matmul(p)) alternative();
 }

@@ -5,8 +5,6 @@
 // manual. dev/cpu/ptx.h implements the same functions on a CPU, from the manual, so that kernels are tested without a
 // GPU. Includes nothing of the trainer.
 //
-// Map: Ampere and later · Hopper: mbarriers, TMA, wgmma, setmaxnreg
-//
 // Fragment: the part of a matrix that a warp holds in registers. mma multiplies A (16 x 16) by B (16 x 8); each 32-bit
 // register of A and B has two 16-bit elements. Lane 4g + t (g 0..7, t 0..3) holds
 //     A  a[0], a[1]: columns 2t, 2t+1 of rows g, g+8;   a[2], a[3]: columns 2t+8, 2t+9 of the same rows
@@ -93,8 +91,7 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void
 // Starts to copy 16 bytes from global to shared memory, or to write 16 zeros if not `valid`. "cp.async"
 __device__ __forceinline__ void cp_async(void* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
+                 "r"(valid ? 16 : 0) : "memory");
 }
 // Commit: this thread's copies since the last commit become a group. Wait: blocks until at most N groups are pending.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -147,8 +144,7 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint6
                                          int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
-                 "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-                 : "memory");
+                 "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
 // ---- Hopper: wgmma. "Asynchronous Warpgroup Level Matrix Multiply-Accumulate"

@@ -25,8 +25,7 @@ struct Layout {
     size_t skipped = 0;                      // elements of each layer's group, the first ones, that are not stored
     bool by_layer = false;                   // Muon: layers are not divided
 
-    size_t elements() const { return common + layers * layer; }
-    size_t elements(Placement p) const { return part(0, p) + stored(p) * part(1, p); }
+    size_t elements(Placement p = Placement::WHOLE) const { return part(0, p) + stored(p) * part(1, p); }
     // The number of layers that have space in a block.
     size_t stored(Placement p) const { return p == Placement::WHOLE ? layers : ceil_div(layers, step()); }
     size_t group(size_t g) const { return g == 0 ? common : layer; }

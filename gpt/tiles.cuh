@@ -2,8 +2,6 @@
 // pipelines. Used by attention_mma.cuh, attention_wgmma.cuh and dev/kernels/matmul.cu; uses floatX, PACK, FULL_WARP,
 // check and launch of train_gpt.cu.
 //
-// Map: tiles · fragments · pipelines · tensor maps
-//
 // A tile in shared memory has blocks of 64 columns: a row of a block is 128 bytes. The 16-byte chunk c of row r is
 // stored at position c ^ (r % 8) (128-byte swizzle), so that the same chunk of eight rows lies in different banks. A
 // tile is aligned to 1024 bytes.
