@@ -77,8 +77,8 @@ __global__ void softmax_backward_kernel(floatX* dprobs, const floatX* probs, flo
 // The matrices of a call as HeadMatrix: q, k, v in (B,T,3,NH,HS), out (B,T,NH,HS), scores (B,NH,T,T).
 enum class Part { Q, K, V };
 struct HeadShape {
-    size_t B, T, NH, HS, C;
-    explicit HeadShape(const Heads& h) : B(h.B), T(h.T), NH(h.NH), HS(h.HS), C(NH * HS) {}
+    size_t B, T, NH, HS, C, rows;   // rows: of scores
+    explicit HeadShape(const Heads& h) : B(h.B), T(h.T), NH(h.NH), HS(h.HS), C(NH * HS), rows(B * NH * T) {}
 };
 
 template <typename T> HeadMatrix<T> qkv_part(T* qkv, Part part, const HeadShape& s) {
@@ -101,9 +101,8 @@ void head_product(HeadMatrix<floatX> out, HeadMatrix<const floatX> A, HeadMatrix
 void naive_attention_forward(floatX* out, const floatX* qkv, const Heads& h) {
     const HeadShape s(h);
     const auto Q = qkv_part(qkv, Part::Q, s), K = qkv_part(qkv, Part::K, s), V = qkv_part(qkv, Part::V, s);
-    const size_t rows = s.B * s.NH * s.T;
     head_product(square_of(h.scores, s), Q, transposed(K), 1 / sqrtf(h.HS), s, s.T, s.HS);
-    launch("softmax_forward", softmax_forward_kernel, row_blocks(rows), BLOCK, 0, h.probs, h.scores, rows, h.T);
+    launch("softmax_forward", softmax_forward_kernel, row_blocks(s.rows), BLOCK, 0, h.probs, h.scores, s.rows, h.T);
     head_product(heads_of(out, s), square_of<const floatX>(h.probs, s), V, 1, s, s.HS, s.T);
 }
 
@@ -113,11 +112,10 @@ void naive_attention_backward(floatX* dqkv, const floatX* dout, const floatX* qk
     const auto Q = qkv_part(qkv, Part::Q, s), K = qkv_part(qkv, Part::K, s), V = qkv_part(qkv, Part::V, s);
     const auto d = heads_of(dout, s), P = square_of<const floatX>(h.probs, s),
                dscores = square_of<const floatX>(h.dprobs, s);
-    const size_t rows = s.B * s.NH * s.T;
     head_product(square_of(h.dprobs, s), d, transposed(V), 1, s, s.T, s.HS);
     head_product(qkv_part(dqkv, Part::V, s), transposed(P), d, 1, s, s.HS, s.T);
-    launch("softmax_backward", softmax_backward_kernel, row_blocks(rows), BLOCK, 0, updated(h.dprobs), h.probs,
-           1 / sqrtf(h.HS), rows, h.T);
+    launch("softmax_backward", softmax_backward_kernel, row_blocks(s.rows), BLOCK, 0, updated(h.dprobs), h.probs,
+           1 / sqrtf(h.HS), s.rows, h.T);
     head_product(qkv_part(dqkv, Part::Q, s), dscores, K, 1, s, s.HS, s.T);
     head_product(qkv_part(dqkv, Part::K, s), transposed(dscores), Q, 1, s, s.HS, s.T);
 }

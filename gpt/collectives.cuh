@@ -34,9 +34,7 @@ void reduce_scatter(const Group& g, cudaEvent_t sent, void* out, const void* inp
 
 // x (n) of the rank `root` = sum of all ranks' x
 void reduce_to(const Group& g, cudaEvent_t sent, void* x, size_t n, DType dtype, size_t root) {
-    auto call = [&] {
-        return ncclReduce(x, x, n, nccl_type(dtype), ncclSum, static_cast<int>(root), g.comm, g.stream);
-    };
+    auto call = [&] { return ncclReduce(x, x, n, nccl_type(dtype), ncclSum, int(root), g.comm, g.stream); };
     send(g, "reduce", sent, 1.0 * n * size_of(dtype), call, updated(x));
 }
 
@@ -48,7 +46,7 @@ void all_gather(const Group& g, cudaEvent_t sent, void* out, const void* inp, si
 
 // out (n) = inp (n) of the rank `root`
 void broadcast(const Group& g, cudaEvent_t sent, void* out, const void* inp, size_t n, DType dtype, size_t root) {
-    auto call = [&] { return ncclBroadcast(inp, out, n, nccl_type(dtype), static_cast<int>(root), g.comm, g.stream); };
+    auto call = [&] { return ncclBroadcast(inp, out, n, nccl_type(dtype), int(root), g.comm, g.stream); };
     send(g, "broadcast", sent, 1.0 * n * size_of(dtype), call, out, inp);
 }
 

@@ -111,8 +111,7 @@ void on_stream(const char* name, cudaStream_t stream, F work, const Memory&... m
 }
 
 // ---- launch
-// launch() launches every kernel, in order on device.stream. It names the kernel for profilers and errors, asks for its
-// dynamic shared memory, and checks the result.
+// launch() launches every kernel, in order on device.stream.
 
 // Allows blocks of the kernel `bytes` of dynamic shared memory. CUDA rejects more than a block may have besides the
 // arrays that the kernel declares, and would only say "invalid argument".
@@ -158,6 +157,7 @@ void clear(void* block, size_t bytes) {
 class Graphs {
 public:
     bool on = false;
+    std::map<std::string, cudaGraphExec_t> graphs;   // null: the sequence has run once, directly
 
     Graphs() = default;
     Graphs(const Graphs&) = delete;
@@ -165,22 +165,19 @@ public:
 
     // Frees all graphs, none of which may be running.
     void clear() {
-        for (const auto& [name, graph] : graphs_)
+        for (const auto& [name, graph] : graphs)
             if (graph) cudaGraphExecDestroy(graph);
-        graphs_.clear();
+        graphs.clear();
     }
 
     // work() launches on device.stream and does not synchronise.
     template <typename F> void run(const std::string& name, F work) {
         if (!on || recorder.on) return work();
-        const auto [place, is_new] = graphs_.try_emplace(name, nullptr);
+        const auto [place, is_new] = graphs.try_emplace(name, nullptr);
         if (is_new) return work();
         cudaGraphExec_t& graph = place->second;
         if (!graph) graph = capture(name, work);
         on_stream(name.c_str(), device.stream, [&] { check(cudaGraphLaunch(graph, device.stream), name.c_str()); });
-    }
-    size_t captured() const {
-        return std::count_if(graphs_.begin(), graphs_.end(), [](const auto& entry) { return entry.second != nullptr; });
     }
 
 private:
@@ -201,6 +198,4 @@ private:
         check(status, ("cudaGraphInstantiate: " + name).c_str());
         return executable;
     }
-
-    std::map<std::string, cudaGraphExec_t> graphs_;   // null: the sequence has run once, directly
 };

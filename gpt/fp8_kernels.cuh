@@ -125,10 +125,9 @@ void Tensor::quantise() const {
 }
 
 // ---- transposed copies
-// cuBLASLt's FP8 matmuls need both operands contiguous along the dimension that is summed over, except on compute
-// capability 10, which leaves the memory of transposed copies unused. Forward and the input gradient sum over different
-// dimensions of a weight, so both layouts of it are needed. The weight gradient sums over the rows of the batch, so
-// both its operands are transposed.
+// With fp8_in_any_layout() their memory is unused. Forward and the input gradient sum over different dimensions of a
+// weight, so both layouts of it are needed. The weight gradient sums over the rows of the batch, so both its operands
+// are transposed.
 
 constexpr int TRANSPOSE_TILE = 64;                       // a block transposes tiles of 64 x 64
 constexpr int TRANSPOSE_BLOCK = WARP_SIZE == 1 ? 1 : 256;

@@ -374,7 +374,7 @@ void report_death(const Options& o, size_t rank, pid_t process, int status, long
     const int number = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
     const std::string cause = WIFEXITED(status) ? format("exited with code %d", number)
                                                 : format("was killed by signal %d (%s)", number, strsignal(number));
-    const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
+    const auto checkpoints = list_checkpoints(o.out);   // none without --out
     fprintf(stderr, "train_gpt: rank %zu (process %d) %s in step %ld; the last checkpoint is %s\n", rank, process,
             cause.c_str(), step, checkpoints.empty() ? "none" : checkpoints.rbegin()->second.c_str());
 }
@@ -472,8 +472,7 @@ void connect_groups(size_t size) {
     if (size == 1) return;
     auto split = [](Group& group, size_t color, size_t rank, size_t ranks) {
         group = {nullptr, rank, ranks, world.stream, nullptr};
-        check(ncclCommSplit(world.comm, static_cast<int>(color), static_cast<int>(rank), &group.comm, nullptr),
-              "ncclCommSplit");
+        check(ncclCommSplit(world.comm, int(color), int(rank), &group.comm, nullptr), "ncclCommSplit");
         check(cudaEventCreateWithFlags(&group.sent, cudaEventDisableTiming), "cudaEventCreate");
     };
     split(data_ranks, world.rank % size, world.rank / size, world.size / size);
@@ -506,8 +505,7 @@ void connect_ranks(double timeout, size_t tensor) {
         else id = call_rank_0(timeout);
     }
     progress("ncclCommInitRank");
-    check(ncclCommInitRank(&world.comm, static_cast<int>(world.size), id, static_cast<int>(world.rank)),
-          "ncclCommInitRank");
+    check(ncclCommInitRank(&world.comm, int(world.size), id, int(world.rank)), "ncclCommInitRank");
     connect_groups(tensor);
     activity.connected = true;
     wait_for_all("the first collective");
@@ -591,9 +589,8 @@ void open_device(TensorCores wanted, int threads = 0) {
         throw UserError("%zu processes on this machine: expected a GPU for each process, and that each process sees "
                         "all GPUs, found %d GPUs (with srun: --gpus-per-node, not --gpus-per-task)", world.of_machine,
                         count);
-    const int number = static_cast<int>(world.on_machine);
-    check(cudaSetDevice(number), "cudaSetDevice");
-    check(cudaGetDeviceProperties(&device.properties, number), "cudaGetDeviceProperties");
+    check(cudaSetDevice(int(world.on_machine)), "cudaSetDevice");
+    check(cudaGetDeviceProperties(&device.properties, int(world.on_machine)), "cudaGetDeviceProperties");
     const cudaDeviceProp& p = device.properties;
     if (threads > 0 && !device.is_cpu())
         throw UserError("--threads %d: only for a CPU build; this one runs on %s", threads, p.name);

@@ -116,9 +116,8 @@ std::vector<cublasLtMatmulAlgo_t> offered_algorithms(const MatmulPlan& plan) {
         prefer(operand, MATMUL_ALIGNMENT);
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES] = {};
     int count = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(device.matmul, plan.operation, plan.a, plan.b, plan.out, plan.out, preference,
-                                       MATMUL_CANDIDATES, results, &count);
+    const auto status = cublasLtMatmulAlgoGetHeuristic(device.matmul, plan.operation, plan.a, plan.b, plan.out,
+                                                       plan.out, preference, MATMUL_CANDIDATES, results, &count);
     check(cublasLtMatmulPreferenceDestroy(preference), "cublasLtMatmulPreferenceDestroy");
     std::vector<cublasLtMatmulAlgo_t> offered;
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; i++)
