@@ -82,9 +82,10 @@ static Flag ramp(const char* name, int subcommands, BatchRamp& to, const char* e
             text, parse, value};
 }
 
-template <typename E>
-static Flag choice(const char* name, int subcommands, E& to, std::vector<std::string> names, const char* example,
+template <typename E, size_t N>
+static Flag choice(const char* name, int subcommands, E& to, const char* const (&words)[N], const char* example,
                    const char* text) {
+    const std::vector<std::string> names(words, words + N);
     auto parse = [&to, names](const std::string& s) {
         const auto found = std::find(names.begin(), names.end(), s);
         if (found == names.end()) return false;
@@ -154,14 +155,13 @@ std::vector<Flag> flag_table(Options& o) {
         choice("--attention", ALL, o.attention, {"flash", "naive"}, "naive", "Attention algorithm. naive stores the T "
                "x T scores and probabilities, which shows the memory that flash attention saves."),
     }}, {"precision", {
-        choice("--matmul", TRAIN | PLAN, o.matmul, {MATMUL_NAMES.begin(), MATMUL_NAMES.end()}, "fp8",
+        choice("--matmul", TRAIN | PLAN, o.matmul, MATMUL_NAMES, "fp8",
                "Precision of the blocks' matmuls; plain: the build's. fp8: FP8, except for weight gradients; fp8-all: "
                "FP8 for them too. FP8 needs a BF16 build, and a GPU from Ada on or a CPU."),
-        choice("--fp8-scaling", TRAIN, o.fp8_scaling, {FP8_SCALING_NAMES.begin(), FP8_SCALING_NAMES.end()},
-               "--matmul fp8 --fp8-scaling current", "Where FP8 scales come from. delayed: the amax of the last 16 "
-               "steps; current: the tensor's own amax; none: all scales are 1, a demonstration of underflow."),
-        choice("--fp8-accumulation", TRAIN, o.fp8_accumulation,
-               {FP8_ACCUMULATION_NAMES.begin(), FP8_ACCUMULATION_NAMES.end()},
+        choice("--fp8-scaling", TRAIN, o.fp8_scaling, FP8_SCALING_NAMES, "--matmul fp8 --fp8-scaling current",
+               "Where FP8 scales come from. delayed: the amax of the last 16 steps; current: the tensor's own amax; "
+               "none: all scales are 1, a demonstration of underflow."),
+        choice("--fp8-accumulation", TRAIN, o.fp8_accumulation, FP8_ACCUMULATION_NAMES,
                "--matmul fp8 --fp8-accumulation fast", "Sums of FP8 matmuls in forward; of gradients: fp32. "
                "fast: in the shorter format of Hopper's tensor cores."),
         choice("--grad-dtype", TRAIN | PLAN, o.grad_dtype, {"fp32", "bf16", "fp16"}, "fp32", "Storage and accumulation "
@@ -216,9 +216,8 @@ std::vector<Flag> flag_table(Options& o) {
              "ui.perfetto.dev. It shows launches, kernels, copies and live bytes."),
         toggle("--verbose", TRAIN | EVAL, o.verbose, "--verbose",
                "Print details at the start: memory by category, kernels, matmul tuning. log.jsonl has them too."),
-        choice("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores,
-               {TENSOR_CORE_NAMES.begin(), TENSOR_CORE_NAMES.end()}, "none", "Tensor-core instructions of flash "
-               "attention. mma: from Ampere on; wgmma: Hopper; auto: the best available."),
+        choice("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, TENSOR_CORE_NAMES, "none", "Tensor-core "
+               "instructions of flash attention. mma: from Ampere on; wgmma: Hopper; auto: the best available."),
         choice("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"}, "off", "Time cuBLASLt's algorithms and "
                "use the fastest. The choices are stored in ~/.cache/gpt.cu/matmul.json. off: cuBLASLt's first choice."),
         choice("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "on",

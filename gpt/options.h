@@ -1,29 +1,25 @@
 // Options of a run, the table of their flags, --help.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <optional>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "files.h"
 
 enum class DType { FP32, BF16, FP16, E4M3, E5M2 };   // the last two, FP8, are operands of matmuls only
 enum class TensorCores { AUTO, NONE, MMA, WGMMA };   // instructions of flash attention; WGMMA: Hopper only
-constexpr std::array<const char*, 4> TENSOR_CORE_NAMES = {"auto", "none", "mma", "wgmma"};
+constexpr const char* TENSOR_CORE_NAMES[] = {"auto", "none", "mma", "wgmma"};
 enum class Recompute { NONE, SELECTIVE, FULL };
 constexpr std::pair<const char*, Recompute> RECOMPUTE_NAMES[] = {
     {"none", Recompute::NONE}, {"selective", Recompute::SELECTIVE}, {"full", Recompute::FULL}};
 enum class Attention { FLASH, NAIVE };
 enum class MatmulIn { FLOATX, FP8, FP8_ALL };
-constexpr std::array<const char*, 3> MATMUL_NAMES = {"plain", "fp8", "fp8-all"};
+constexpr const char* MATMUL_NAMES[] = {"plain", "fp8", "fp8-all"};
 enum class Fp8Scaling { DELAYED, CURRENT, NONE };
-constexpr std::array<const char*, 3> FP8_SCALING_NAMES = {"delayed", "current", "none"};
+constexpr const char* FP8_SCALING_NAMES[] = {"delayed", "current", "none"};
 enum class Fp8Accumulation { FP32, FAST };
-constexpr std::array<const char*, 2> FP8_ACCUMULATION_NAMES = {"fp32", "fast"};
+constexpr const char* FP8_ACCUMULATION_NAMES[] = {"fp32", "fast"};
 enum class MasterWeights { FP32, NONE };
 enum class Optimizer { ADAMW, MUON };
 enum class PeakSource { TABLE, MEASURED };
