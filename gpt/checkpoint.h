@@ -1,12 +1,8 @@
 // Checkpoints: safetensors files, weights and config.json of a Hugging Face folder, run folders, --resume.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "options.h"
 

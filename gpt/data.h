@@ -5,9 +5,6 @@
 #pragma once
 
 #include <cstring>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tokenizer.h"
 

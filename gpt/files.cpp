@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,7 +16,6 @@
 #include <locale>
 #include <sstream>
 #include <unordered_set>
-#include <vector>
 
 namespace fs = std::filesystem;
 

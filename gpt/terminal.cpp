@@ -1,7 +1,6 @@
 #include "terminal.h"
 
 #include <errno.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,6 @@
 // What a run prints: numbers, the progress line, samples, and the commands to copy at the end.
 #pragma once
 
-#include <cstdio>
-#include <string>
-
 #include "options.h"
 
 constexpr size_t BEYOND_MEMORY = size_t{1} << 56;   // this size and larger ones count as infinite

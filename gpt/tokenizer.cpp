@@ -9,7 +9,6 @@
 #include <numeric>
 #include <queue>
 #include <sstream>
-#include <utility>
 
 std::vector<std::string> byte_alphabet() {
     std::vector<std::string> alphabet;

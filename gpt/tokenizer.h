@@ -14,15 +14,9 @@
 #pragma once
 
 #include <bitset>
-#include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
-#include <set>
-#include <string>
-#include <string_view>
 #include <unordered_map>
-#include <vector>
 
 #include "options.h"
 
