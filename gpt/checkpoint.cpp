@@ -19,7 +19,7 @@ std::string shape_text(const std::vector<size_t>& shape) {
     return text + ")";
 }
 
-float half_to_float(uint16_t half) {
+static float half_to_float(uint16_t half) {
     const int exponent = half >> 10 & 31, mantissa = half & 1023;
     const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
                             : exponent ? ldexpf(1024 + mantissa, exponent - 25) : ldexpf(mantissa, -24);
@@ -51,14 +51,6 @@ Safetensors::Safetensors(const std::string& path) : file_(path) {
     if (sum != bytes) fail(format("the tensors have %zu bytes together, but the file has %zu for them", sum, bytes));
 }
 
-const Safetensors::Entry& Safetensors::at(const std::string& name) const {
-    const auto found = entries_.find(name);
-    if (found == entries_.end()) fail(format("tensor %s is missing", name.c_str()));
-    return found->second;
-}
-
-size_t Safetensors::bytes_read = 0;
-
 std::vector<float> Safetensors::floats(const std::string& name, const std::vector<size_t>& shape, size_t first,
                                        size_t count) const {
     const Entry& entry = at(name);
@@ -88,27 +80,25 @@ std::vector<float> Safetensors::floats(const std::string& name, const std::vecto
     return values;
 }
 
-// Returns a size in the header, which must be a whole number: nlohmann::json would also convert other values.
-static size_t parse_size(const Safetensors& file, const std::string& name, const Header& value) {
-    if (!value.is_number_unsigned())
-        file.fail(format("damaged header: tensor %s: expected a size, found %s", name.c_str(),
-                         value.dump().substr(0, 40).c_str()));
-    return value;
-}
-
 Safetensors::Entry Safetensors::parse_entry(const std::string& name, const Header& value, const char* data,
                                             size_t bytes) const {
     static const std::map<std::string, size_t> SIZES = {
         {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8}, {"I32", 4}, {"I16", 2},     {"I8", 1},
         {"U64", 8}, {"U32", 4}, {"U16", 2}, {"U8", 1},   {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+    auto parse_size = [&](const Header& number) -> size_t {   // nlohmann::json would also convert other values
+        if (!number.is_number_unsigned())
+            fail(format("damaged header: tensor %s: expected a size, found %s", name.c_str(),
+                        number.dump().substr(0, 40).c_str()));
+        return number;
+    };
     Entry entry = {value.at("dtype").get<std::string>(), {}, nullptr, 1, 0};
     const Header &shape = value.at("shape"), &offsets = value.at("data_offsets");
     if (!shape.is_array() || !offsets.is_array() || offsets.size() != 2)
         fail(format("damaged header: tensor %s: expected a list of sizes and two offsets", name.c_str()));
-    for (const Header& extent : shape) entry.shape.push_back(parse_size(*this, name, extent));
+    for (const Header& extent : shape) entry.shape.push_back(parse_size(extent));
     const auto size = SIZES.find(entry.dtype);
     if (size == SIZES.end()) fail(format("tensor %s has unknown dtype %s", name.c_str(), entry.dtype.c_str()));
-    const size_t begin = parse_size(*this, name, offsets[0]), end = parse_size(*this, name, offsets[1]);
+    const size_t begin = parse_size(offsets[0]), end = parse_size(offsets[1]);
     if (begin > end || end > bytes)
         fail(format("tensor %s lies at bytes %zu to %zu of %zu: the file is truncated", name.c_str(), begin, end,
                     bytes));
@@ -136,8 +126,8 @@ void SafetensorsWriter::write_header() {
     std::string text = header_.dump();
     text.resize((text.size() + 7) / 8 * 8, ' ');   // tensors begin at a multiple of 8
     const uint64_t length = text.size();
-    file_.write(&length, sizeof(length));
-    file_.write(text.data(), text.size());
+    write(&length, sizeof(length));
+    write(text.data(), text.size());
 }
 
 // ---- weights ------------------------------------------------------------------------------------
@@ -164,26 +154,25 @@ WeightFiles::WeightFiles(const std::string& dir, std::set<std::string> names, in
     const std::string wte = "wte.weight";
     const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](auto& t) { return is_called(t.first, wte); });
     if (found == tensors_.end()) fail("tensor wte.weight is missing");
-    prefix_ = found->first.substr(0, found->first.size() - wte.size());
+    const auto& [embedding, owner] = *found;
+    prefix_ = embedding.substr(0, embedding.size() - wte.size());
     for (const auto& [name, file] : tensors_) {
-        if (is_called(name, "lm_head.weight")) require_tied(name);
-        else if (!begins_with(name, prefix_) || !names.count(name.substr(prefix_.size())))
+        if (is_called(name, "lm_head.weight")) {
+            const std::vector<size_t>& shape = owner->at(embedding).shape;
+            if (file->floats(name, shape) != owner->floats(embedding, shape))
+                file->fail(format("tensor %s differs from %s; expected a tied head, equal to the embedding",
+                                  name.c_str(), embedding.c_str()));
+        } else if (!begins_with(name, prefix_) || !names.count(name.substr(prefix_.size()))) {
             file->fail(format("tensor %s does not belong to a GPT-2 of %d layers", name.c_str(), layers));
+        }
     }
 }
 
-const Safetensors& WeightFiles::file_of(const std::string& name) const {
-    const auto found = tensors_.find(name);
-    if (found == tensors_.end()) fail(format("tensor %s is missing", name.c_str()));
-    return *found->second;
-}
-
 void WeightFiles::read_index(const std::string& dir) {
-    const json index = read_json(path_);
-    if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+    const Header index = read_json<Header>(path_);
+    if (!index.contains("weight_map") || !index["weight_map"].is_object())
         fail("expected a \"weight_map\" of tensors and files, found none");
-    const nlohmann::json places = index["weight_map"];   // by tensor name
-    for (const auto& [name, place] : places.items()) {
+    for (const auto& [name, place] : index["weight_map"].items()) {
         const std::string file = place.is_string() ? place.get<std::string>() : "";
         if (file.empty() || file.find('/') != file.npos)
             fail(format("tensor %s is in %s, expected the name of a file in the same folder", name.c_str(),
@@ -195,15 +184,6 @@ void WeightFiles::read_index(const std::string& dir) {
     for (const auto& [path, shard] : files_)
         for (const auto& [name, entry] : shard.entries())
             if (!tensors_.count(name)) shard.fail(format("tensor %s is not in %s", name.c_str(), path_.c_str()));
-}
-
-void WeightFiles::require_tied(const std::string& head) const {
-    const Safetensors& file = file_of(head);
-    const std::string wte = prefix_ + "wte.weight";
-    const std::vector<size_t>& shape = file_of(wte).at(wte).shape;
-    if (file.floats(head, shape) != file_of(wte).floats(wte, shape))
-        file.fail(format("tensor %s differs from %s; expected a tied head, equal to the embedding",
-                         head.c_str(), wte.c_str()));
 }
 
 // ---- config.json --------------------------------------------------------------------------------
@@ -233,21 +213,17 @@ void require_supported(const Config& c, const std::string& source) {
 
 Config read_config(const std::string& path) {
     const json file = read_json(path);
-    try {
-        const char* context = file.contains("n_positions") ? "n_positions" : "n_ctx";
-        auto size = [&](const char* key) { return whole_number<int>(file, key, path); };
-        const Config c = {size("n_layer"), size("n_head"), size("n_embd"), size(context), size("vocab_size")};
-        const std::pair<const char*, std::vector<json>> ACCEPTED[] = {
-            {"/model_type", {"gpt2"}}, {"/activation_function", {nullptr, "gelu_new", "gelu_pytorch_tanh"}},
-            {"/layer_norm_epsilon", {nullptr, 1e-5}}, {"/scale_attn_weights", {nullptr, true}},
-            {"/scale_attn_by_inverse_layer_idx", {nullptr, false}}, {"/tie_word_embeddings", {nullptr, true}},
-            {"/n_inner", {nullptr, 4 * c.channels}}};
-        for (const auto& [key, values] : ACCEPTED) require_value(file, key, values, path);
-        require_supported(c, path);
-        return c;
-    } catch (const json::exception& error) {
-        throw UserError("%s: %s", path.c_str(), error.what());
-    }
+    const char* context = file.contains("n_positions") ? "n_positions" : "n_ctx";
+    auto size = [&](const char* key) { return whole_number<int>(file, key, path); };
+    const Config c = {size("n_layer"), size("n_head"), size("n_embd"), size(context), size("vocab_size")};
+    const std::pair<const char*, std::vector<json>> ACCEPTED[] = {
+        {"/model_type", {"gpt2"}}, {"/activation_function", {nullptr, "gelu_new", "gelu_pytorch_tanh"}},
+        {"/layer_norm_epsilon", {nullptr, 1e-5}}, {"/scale_attn_weights", {nullptr, true}},
+        {"/scale_attn_by_inverse_layer_idx", {nullptr, false}}, {"/tie_word_embeddings", {nullptr, true}},
+        {"/n_inner", {nullptr, 4 * c.channels}}};
+    for (const auto& [key, values] : ACCEPTED) require_value(file, key, values, path);
+    require_supported(c, path);
+    return c;
 }
 
 // ---- run folder ---------------------------------------------------------------------------------
@@ -328,26 +304,21 @@ Failure not_written(long step, const std::exception& error) {
 static const std::set<std::string> PER_INVOCATION = {"--resume", "--out", "--trace", "--gpus", "--timeout",
                                                      "--tensor-parallel", "--verbose"};
 
-// Returns the options with which a run was started or last resumed, from its last checkpoint or, without a checkpoint,
-// from its log. Sets `path` to that file.
-static json options_of_run(const std::string& out, std::string& path) {
-    const auto checkpoints = list_checkpoints(out);
+void restore_options(Options& o) {
+    // The options with which the run was started or last resumed: in its last checkpoint or, without one, in its log.
+    const auto checkpoints = list_checkpoints(o.out);
+    std::string path = o.out + "/log.jsonl";
     json record;
     if (!checkpoints.empty()) {
         path = checkpoints.rbegin()->second + "/trainer.json";
         record = read_json(path);
-    } else if (path = out + "/log.jsonl"; exists(path)) {
+    } else if (exists(path)) {
         const std::string log = read_file(path), source = path + ": line 1, which holds the run's options";
         record = read_record(log.substr(0, log.find('\n')), source).value("run", json());
     }
-    const bool has_options = record.is_object() && record.contains("options") && record["options"].is_object();
-    return has_options ? record["options"] : json::object();
-}
-
-void restore_options(Options& o) {
-    std::string path;
-    const json recorded = options_of_run(o.out, path);
-    if (recorded.empty() && list_checkpoints(o.out).empty()) return;   // the run was killed before it wrote its log
+    const bool has_options = record.contains("options") && record["options"].is_object();
+    const json recorded = has_options ? record["options"] : json::object();
+    if (recorded.empty() && checkpoints.empty()) return;   // the run was killed before it wrote its log
     if (o.given.count("--from") && recorded.value("from", json()) != json(o.from))
         throw UserError("--resume continues from the last checkpoint in %s, --from %s starts a new run; expected only "
                         "one of these options", o.out.c_str(), o.from.c_str());

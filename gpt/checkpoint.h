@@ -10,7 +10,6 @@
 // Format: 8 bytes with the length of the header; the header, JSON that maps each name to dtype, shape and data_offsets
 // (begin and end in bytes); the tensors, contiguous and little-endian. https://github.com/huggingface/safetensors
 
-float half_to_float(uint16_t half);
 std::string shape_text(const std::vector<size_t>& shape);
 
 class Safetensors {
@@ -27,12 +26,16 @@ public:
     const std::map<std::string, Entry>& entries() const { return entries_; }
     const json& metadata() const { return metadata_; }
     const std::string& path() const { return file_.path(); }
-    const Entry& at(const std::string& name) const;
+    const Entry& at(const std::string& name) const {
+        const auto found = entries_.find(name);
+        if (found == entries_.end()) fail(format("tensor %s is missing", name.c_str()));
+        return found->second;
+    }
     // Returns up to `count` elements of a tensor, from element `first`, as floats, and reads only these. Throws
     // UserError if the tensor's shape is not `shape` or if a value is not finite.
     std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape, size_t first = 0,
                               size_t count = ~size_t{0}) const;
-    static size_t bytes_read;   // by floats(), from all files
+    static inline size_t bytes_read = 0;   // by floats(), from all files
     [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path().c_str(), what.c_str()); }
 
 private:
@@ -44,19 +47,14 @@ private:
 };
 
 // Writes FP32 tensors: declare() for each tensor, then write_header(), then write() of all values in the same order.
-class SafetensorsWriter {
+class SafetensorsWriter : public OutputFile {
 public:
-    explicit SafetensorsWriter(const std::string& path) : file_(path) {
-        header_["__metadata__"] = {{"format", "pt"}};   // transformers requires it
-    }
+    using OutputFile::OutputFile;
     void declare(const std::string& name, const std::vector<size_t>& shape);
     void write_header();
-    void write(const float* values, size_t n) { file_.write(values, n * sizeof(float)); }
-    void finish() { file_.finish(); }
 
 private:
-    OutputFile file_;
-    json header_;
+    json header_ = {{"__metadata__", {{"format", "pt"}}}};   // transformers requires it
     size_t end_ = 0;
 };
 
@@ -71,16 +69,16 @@ public:
     // Returns Safetensors::floats() of the tensor PREFIX + name.
     std::vector<float> floats(const std::string& name, const std::vector<size_t>& shape, size_t first,
                               size_t count) const {
-        return file_of(prefix_ + name).floats(prefix_ + name, shape, first, count);
+        const auto found = tensors_.find(prefix_ + name);
+        if (found == tensors_.end()) fail(format("tensor %s%s is missing", prefix_.c_str(), name.c_str()));
+        return found->second->floats(found->first, shape, first, count);
     }
 
     [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path_.c_str(), what.c_str()); }
 
 private:
     const Safetensors& open_shard(const std::string& path) { return files_.try_emplace(path, path).first->second; }
-    const Safetensors& file_of(const std::string& name) const;
     void read_index(const std::string& dir);
-    void require_tied(const std::string& head) const;
 
     std::string path_, prefix_;   // path_: of the file that lists the tensors
     std::map<std::string, Safetensors> files_;

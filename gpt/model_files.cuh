@@ -88,8 +88,9 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
                     throw Failure("%s%s: expected finite numbers, found %f at element %zu", block.prefix.c_str(),
                                   name.c_str(), values[i], i);
             for (size_t done = 0; done < row.file_elements(); done += CHUNK) {
+                const size_t count = std::min(CHUNK, row.file_elements() - done);
                 progress(WRITING);
-                if (file) file->write(values.data() + done, std::min(CHUNK, row.file_elements() - done));
+                if (file) file->write(values.data() + done, count * sizeof(float));
                 wait_for_all(WRITING);
             }
         }, block.prefix);
