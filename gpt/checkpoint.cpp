@@ -7,9 +7,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-
-namespace fs = std::filesystem;
 
 // ---- safetensors --------------------------------------------------------------------------------
 

@@ -10,14 +10,10 @@
 #include <cmath>
 #include <cstdarg>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <limits>
 #include <locale>
 #include <sstream>
 #include <unordered_set>
-
-namespace fs = std::filesystem;
 
 template class nlohmann::basic_json<nlohmann::ordered_map>;
 
@@ -50,14 +46,6 @@ template struct Error<1>;
 template struct Error<2>;
 
 // ---- text ---------------------------------------------------------------------------------------
-
-bool begins_with(const std::string& text, const std::string& begin) {
-    return text.compare(0, begin.size(), begin) == 0;
-}
-
-bool ends_with(const std::string& text, const std::string& end) {
-    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
 
 template <typename T> bool parse_number(const std::string& text, T& to) {
     std::istringstream in(text);
@@ -158,16 +146,6 @@ void catch_lost_pages() {
     sigaction(SIGBUS, &lost, nullptr);
 }
 
-bool exists(const std::string& path) {
-    std::error_code ignored;
-    return fs::exists(path, ignored);
-}
-
-std::string read_file(const std::string& path) {
-    const MappedFile file(path);
-    return {file.data(), file.size()};
-}
-
 MappedFile::MappedFile(const std::string& path) : path_(path) {
     const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));   // opening a pipe does not block
     if (file < 0) throw UserError("%s: %s", path.c_str(), strerror(errno));
@@ -178,10 +156,8 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     if (size_ == 0) throw UserError("%s: the file is empty", path.c_str());
     void* mapped = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     if (mapped == MAP_FAILED) throw Failure("%s: mmap: %s", path.c_str(), strerror(errno));
-    data_ = static_cast<const char*>(mapped);
+    data_.reset(static_cast<const char*>(mapped), [mapped, size = size_](const char*) { munmap(mapped, size); });
 }
-
-MappedFile::~MappedFile() { munmap(const_cast<char*>(data_), size_); }
 
 void MappedFile::require_whole() const {
     if (page_lost) throw Failure("%s: was truncated while it was in use", path_.c_str());
@@ -223,12 +199,6 @@ void OutputFile::write(const void* data, size_t bytes) {
 
 void OutputFile::finish() {
     if (fsync(file_) != 0) fail_writing(path_);
-}
-
-void write_file(const std::string& path, const std::string& content) {
-    OutputFile file(path);
-    file.write(content.data(), content.size());
-    file.finish();
 }
 
 void sync_folder(const std::string& path) {
@@ -279,39 +249,6 @@ template <typename Json> Json read_json(const std::string& path) {
 template nlohmann::json parse_json(std::string_view, const std::string&);
 template nlohmann::json read_json(const std::string&);
 template json read_json(const std::string&);
-
-std::string json_text(const json& value, int indent) {
-    return value.dump(indent, ' ', false, json::error_handler_t::replace);
-}
-
-void write_json(const std::string& path, const json& content) { write_file(path, json_text(content, 2) + "\n"); }
-
-template <typename Json>
-void require_value(const Json& file, const char* key, const std::vector<Json>& accepted, const std::string& path) {
-    const Json found = file.value(typename Json::json_pointer(key), Json());
-    if (std::find(accepted.begin(), accepted.end(), found) != accepted.end()) return;
-    std::string expected;
-    for (const Json& value : accepted) expected += (expected.empty() ? "" : " or ") + value.dump();
-    throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), key + 1, found.dump().substr(0, 200).c_str(),
-                    expected.c_str());
-}
-template void require_value(const json&, const char*, const std::vector<json>&, const std::string&);
-template void require_value(const nlohmann::json&, const char*, const std::vector<nlohmann::json>&,
-                            const std::string&);
-
-template <typename T> T whole_number(const json& file, const char* name, const std::string& path) {
-    if (!file.is_object() || !file.contains(name)) throw UserError("%s: \"%s\" is missing", path.c_str(), name);
-    const json& value = file.at(name);
-    const std::string found = value.dump();
-    if (!value.is_number_integer() || found != std::to_string(value.get<T>()))
-        throw UserError("%s: \"%s\" is %s, expected a whole number from %s to %s", path.c_str(), name,
-                        found.substr(0, 40).c_str(), std::to_string(std::numeric_limits<T>::min()).c_str(),
-                        std::to_string(std::numeric_limits<T>::max()).c_str());
-    return value.get<T>();
-}
-template int whole_number(const json&, const char*, const std::string&);
-template long whole_number(const json&, const char*, const std::string&);
-template uint64_t whole_number(const json&, const char*, const std::string&);
 
 // ---- log ----------------------------------------------------------------------------------------
 
@@ -391,9 +328,7 @@ void require_output() {
 
 size_t peak_resident_bytes() {
     std::ifstream status("/proc/self/status");
-    for (std::string word; status >> word;) {
-        size_t kib;
-        if (word == "VmHWM:" && status >> kib) return kib * 1024;
-    }
+    for (std::string word; status >> word;)
+        if (size_t kib; word == "VmHWM:" && status >> kib) return kib * 1024;
     return 0;
 }

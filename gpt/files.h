@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
+#include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -15,6 +18,7 @@
 
 #include <nlohmann/json.hpp>
 
+namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;   // keeps names in the file's order
 
 // Instantiated only in files.cpp, because it takes seconds to compile.
@@ -38,8 +42,13 @@ using Failure = Error<1>;
 
 // ---- text ---------------------------------------------------------------------------------------
 
-bool begins_with(const std::string& text, const std::string& begin);
-bool ends_with(const std::string& text, const std::string& end);
+inline bool begins_with(const std::string& text, const std::string& begin) {
+    return text.compare(0, begin.size(), begin) == 0;
+}
+
+inline bool ends_with(const std::string& text, const std::string& end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
 
 // Parses the whole text as a finite number that fits in T; returns false, with `to` unchanged, if it is anything else.
 template <typename T> bool parse_number(const std::string& text, T& to);   // int, long, double
@@ -69,28 +78,32 @@ void catch_lost_pages();
 
 // Returns whether a path exists. Returns false also if the lookup fails, as with a name of more than 255 bytes; opening
 // the path then reports the reason.
-bool exists(const std::string& path);
-
-std::string read_file(const std::string& path);
+inline bool exists(const std::string& path) {
+    std::error_code ignored;
+    return fs::exists(path, ignored);
+}
 
 // A read-only memory-mapped file. Pages are read from disk on access, so the file may be larger than memory.
 class MappedFile {
 public:
     explicit MappedFile(const std::string& path);
-    MappedFile(const MappedFile&) = delete;
-    ~MappedFile();
 
     const std::string& path() const { return path_; }
-    const char* data() const { return data_; }
+    const char* data() const { return data_.get(); }
     size_t size() const { return size_; }
     // Throws Failure if a mapped file was truncated while it was in use. Call this after reading.
     void require_whole() const;
 
 private:
     std::string path_;
-    const char* data_;
     size_t size_;
+    std::shared_ptr<const char> data_;   // unmaps the file
 };
+
+inline std::string read_file(const std::string& path) {
+    const MappedFile file(path);
+    return {file.data(), file.size()};
+}
 
 // Owns the descriptor of an open file or folder and closes it. A negative number means that no file is open.
 class Descriptor {
@@ -126,7 +139,11 @@ private:
     size_t unsynced_ = 0;   // bytes
 };
 
-void write_file(const std::string& path, const std::string& content);
+inline void write_file(const std::string& path, const std::string& content) {
+    OutputFile file(path);
+    file.write(content.data(), content.size());
+    file.finish();
+}
 
 // Flushes a folder's entries to disk.
 void sync_folder(const std::string& path);
@@ -144,15 +161,39 @@ template <typename Json> Json parse_json(std::string_view text, const std::strin
 template <typename Json = json> Json read_json(const std::string& path);
 
 // Returns the text of a value, with U+FFFD for invalid UTF-8. indent: spaces per level, or -1 for a single line.
-std::string json_text(const json& value, int indent = -1);
-void write_json(const std::string& path, const json& content);
+inline std::string json_text(const json& value, int indent = -1) {
+    return value.dump(indent, ' ', false, json::error_handler_t::replace);
+}
+
+inline void write_json(const std::string& path, const json& content) {
+    write_file(path, json_text(content, 2) + "\n");
+}
 
 // Throws UserError unless file[key] is one of the accepted values. key: "/name" or "/name/name". null in `accepted`
 // stands for a missing name.
 template <typename Json>
-void require_value(const Json& file, const char* key, const std::vector<Json>& accepted, const std::string& path);
+void require_value(const Json& file, const char* key, const std::vector<Json>& accepted, const std::string& path) {
+    const Json found = file.value(typename Json::json_pointer(key), Json());
+    std::string expected;
+    for (const Json& value : accepted) {
+        if (found == value) return;
+        expected += (expected.empty() ? "" : " or ") + value.dump();
+    }
+    throw UserError("%s: \"%s\" is %s, expected %s", path.c_str(), key + 1, found.dump().substr(0, 200).c_str(),
+                    expected.c_str());
+}
+
 // Returns file[name]. Throws UserError unless it is a whole number that fits in T.
-template <typename T> T whole_number(const json& file, const char* name, const std::string& path);
+template <typename T> T whole_number(const json& file, const char* name, const std::string& path) {
+    if (!file.contains(name)) throw UserError("%s: \"%s\" is missing", path.c_str(), name);
+    const json& value = file.at(name);
+    const std::string found = value.dump();
+    if (!value.is_number_integer() || found != std::to_string(value.get<T>()))
+        throw UserError("%s: \"%s\" is %s, expected a whole number from %s to %s", path.c_str(), name,
+                        found.substr(0, 40).c_str(), std::to_string(std::numeric_limits<T>::min()).c_str(),
+                        std::to_string(std::numeric_limits<T>::max()).c_str());
+    return value.get<T>();
+}
 
 // ---- log ----------------------------------------------------------------------------------------
 
