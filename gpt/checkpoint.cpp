@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 
 // ---- safetensors --------------------------------------------------------------------------------
@@ -225,8 +224,6 @@ Config read_config(const std::string& path) {
 
 // ---- run folder ---------------------------------------------------------------------------------
 
-std::string checkpoint_name(long step) { return format("step_%06ld", step); }
-
 // Returns the step of a name prefix + checkpoint_name(step); -1 for other names.
 static long step_in(const std::string& name, const std::string& prefix) {
     long step = -1;
@@ -289,10 +286,6 @@ void remove_unfinished(const std::string& out) {
     for (const std::string& path : paths_in(out))
         for (const std::string& prefix : {std::string(UNFINISHED), UNFINISHED + std::string("old_")})
             if (step_in(last_part(path), prefix) >= 0) remove_folder(path);
-}
-
-Failure not_written(long step, const std::exception& error) {
-    return Failure("checkpoint of step %ld not written, earlier checkpoints are unchanged: %s", step, error.what());
 }
 
 // ---- options of a run ---------------------------------------------------------------------------

@@ -96,7 +96,7 @@ void write_config(const std::string& path, const Config& c, float init_std, int 
 
 // ---- run folder ---------------------------------------------------------------------------------
 
-std::string checkpoint_name(long step);   // step_001000
+inline std::string checkpoint_name(long step) { return format("step_%06ld", step); }
 
 // Returns the checkpoint folders of a run folder, by step.
 std::map<long, std::string> list_checkpoints(const std::string& out);
@@ -112,7 +112,9 @@ void remove_checkpoint(const std::string& out, long step);
 void remove_unfinished(const std::string& out);   // removes UNFINISHED folders that a crash left
 
 // Returns a Failure: the checkpoint of this step could not be written because of `error`.
-Failure not_written(long step, const std::exception& error);
+inline Failure not_written(long step, const std::exception& error) {
+    return Failure("checkpoint of step %ld not written, earlier checkpoints are unchanged: %s", step, error.what());
+}
 
 // ---- options of a run ---------------------------------------------------------------------------
 

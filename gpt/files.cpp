@@ -6,13 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <cmath>
 #include <cstdarg>
 #include <cstring>
 #include <fstream>
-#include <locale>
-#include <sstream>
 #include <unordered_set>
 
 template class nlohmann::basic_json<nlohmann::ordered_map>;
@@ -46,18 +42,6 @@ template struct Error<1>;
 template struct Error<2>;
 
 // ---- text ---------------------------------------------------------------------------------------
-
-template <typename T> bool parse_number(const std::string& text, T& to) {
-    std::istringstream in(text);
-    in.imbue(std::locale::classic());
-    T value;
-    if (!(in >> value) || in.peek() != EOF || !std::isfinite(static_cast<double>(value))) return false;
-    to = value;
-    return true;
-}
-template bool parse_number(const std::string&, int&);
-template bool parse_number(const std::string&, long&);
-template bool parse_number(const std::string&, double&);
 
 std::string shell_word(const std::string& text) {
     auto plain = [](unsigned char c) { return c >= 0x80 || (c && (isalnum(c) || strchr("_-./=+,:@%", c))); };
@@ -115,10 +99,6 @@ std::string one_line(const std::string& message) {
     for (char& c : text)
         if (c == '\n' || c == '\t') c = ' ';
     return text;
-}
-
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // ---- reading ------------------------------------------------------------------------------------

@@ -4,12 +4,15 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -51,7 +54,13 @@ inline bool ends_with(const std::string& text, const std::string& end) {
 }
 
 // Parses the whole text as a finite number that fits in T; returns false, with `to` unchanged, if it is anything else.
-template <typename T> bool parse_number(const std::string& text, T& to);   // int, long, double
+template <typename T> bool parse_number(const std::string& text, T& to) {
+    std::istringstream in(text);
+    T value;
+    if (!(in >> value) || in.peek() != EOF || !std::isfinite(static_cast<double>(value))) return false;
+    to = value;
+    return true;
+}
 
 // Returns text as one word of a shell command: in single quotes if it is empty or has characters unusual in a path.
 std::string shell_word(const std::string& text);
@@ -68,7 +77,9 @@ constexpr const char* REPLACEMENT_CHARACTER = "\xef\xbf\xbd";   // U+FFFD
 std::string one_line(const std::string& message);
 
 // Returns the seconds of a monotonic clock.
-double seconds_now();
+inline double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // ---- reading ------------------------------------------------------------------------------------
 

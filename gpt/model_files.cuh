@@ -102,7 +102,7 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
 void write_model(const std::string& dir, const Model& m, const TextFiles& text) {
     if (world.first()) {
         write_config(dir + "/config.json", m.config, INIT_STD, text.end_of_text);
-        write_text_files(dir, text);
+        for (const auto& [name, content] : text.content) write_file(dir + "/" + name, content);
     }
     write_blocks(dir + "/model.safetensors", m, {{"", m.master, master_placement(m.setup)}});
 }

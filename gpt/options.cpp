@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <map>
 #include <numeric>
-#include <sstream>
 #include <type_traits>
 
 constexpr size_t NONE = std::string::npos;

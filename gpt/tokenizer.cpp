@@ -8,7 +8,6 @@
 #include <iterator>
 #include <numeric>
 #include <queue>
-#include <sstream>
 
 std::vector<std::string> byte_alphabet() {
     std::vector<std::string> alphabet;
@@ -133,12 +132,6 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
 Tokenizer::Tokenizer() : byte_tokens_(BYTE_VOCAB) {
     std::iota(byte_tokens_.begin(), byte_tokens_.end(), 0);
     for (int byte : byte_tokens_) bytes_.push_back(std::string(1, static_cast<char>(byte)));
-}
-
-int Tokenizer::added(const std::string& text) const {
-    for (int token : added_)
-        if (bytes_[token] == text) return token;
-    return -1;
 }
 
 // ---- reading files ------------------------------------------------------------------------------
@@ -431,8 +424,4 @@ TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes
                              {"eos_token_id", files.end_of_text}};
     files.content.emplace("generation_config.json", json_text(generation, 2) + "\n");   // unless `dir` has one
     return files;
-}
-
-void write_text_files(const std::string& dir, const TextFiles& files) {
-    for (const auto& [name, content] : files.content) write_file(dir + "/" + name, content);
 }

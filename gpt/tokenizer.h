@@ -52,7 +52,11 @@ public:
     // Returns the bytes of a token, which may contain parts of characters; empty if the token does not exist.
     std::string decode(int token) const { return token >= 0 && size_t(token) < size() ? bytes_[token] : ""; }
     // Returns the added token with this text, or -1.
-    int added(const std::string& text) const;
+    int added(const std::string& text) const {
+        for (int token : added_)
+            if (bytes_[token] == text) return token;
+        return -1;
+    }
     // Returns whether a token is special, such as <|endoftext|>.
     bool is_special(int token) const { return special_.count(token); }
 
@@ -117,4 +121,3 @@ struct TextFiles {
 // the folder from which the model was loaded, otherwise files of a byte tokenizer if the data is bytes. They are read
 // once, at the start of a run, because `dir` may be a checkpoint that the run deletes.
 TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes);
-void write_text_files(const std::string& dir, const TextFiles& files);
