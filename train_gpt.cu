@@ -2363,7 +2363,7 @@ void train_loop(TrainingRun& run) {
     const double start = seconds_now(), tokens_before = run.tokens, seconds_before = run.seconds;
     Loader loader(m, run.data.train, o.shuffle, o.seed, run.start.window);
     world.overlap = o.overlap;
-    if (o.matmul_tuning == Tuning::ON)
+    if (o.matmul_tuning)
         tune_matmuls(m, stdout, o.verbose, [&] { micro_step(m, loader.current(), 1, MicroBatch::ONE_OF_SEVERAL); });
     m.graphs.on = use_graphs(o);
     if (o.sample_every > 0 && run.step == 0) show_sample(run);   // the untrained model, for comparison

@@ -17,7 +17,7 @@ void send(const Group& group, const char* name, cudaEvent_t sent, double bytes, 
     on_stream(name, group.stream, [&] { check(call(), name); }, memory...);
     check(cudaEventRecord(sent, group.stream), "cudaEventRecord");
     world.bytes_sent += bytes * (group.size - 1) / group.size;
-    if (world.overlap == Overlap::OFF) await_sent(sent);
+    if (!world.overlap) await_sent(sent);
 }
 
 // x (n) = sum (or maximum) of all ranks' x

@@ -26,7 +26,7 @@ void eval(const Options& o) {
         forward(m, send_spare(m.a.inputs, zeros));
         head<Want::LOSS>(m, send_spare(m.a.targets, zeros), 0, m.setup.rows());
     };
-    if (o.matmul_tuning == Tuning::ON) tune_matmuls(m, stderr, o.verbose, pass);   // stdout has only the result
+    if (o.matmul_tuning) tune_matmuls(m, stderr, o.verbose, pass);   // stdout has only the result
     m.graphs.on = use_graphs(o);
     if (!o.data.empty()) {
         const Evaluation e = evaluate(m, tokens, 0, text);

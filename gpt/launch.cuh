@@ -57,7 +57,7 @@ struct World : Group {
     std::atomic<long> own_step{0}, *step = &own_step;   // the current step; with --gpus the supervisor reads it
     cudaEvent_t computed = nullptr;
     char* staging = nullptr;                 // device memory for exchanges of host data
-    Overlap overlap = Overlap::ON;
+    bool overlap = true;
     double bytes_sent = 0;                   // by this GPU, if collectives use rings
 };
 static World world;

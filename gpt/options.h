@@ -23,10 +23,8 @@ constexpr const char* FP8_ACCUMULATION_NAMES[] = {"fp32", "fast"};
 enum class MasterWeights { FP32, NONE };
 enum class Optimizer { ADAMW, MUON };
 enum class PeakSource { TABLE, MEASURED };
-enum class Tuning { OFF, ON };
 enum class UseGraph { AUTO, OFF, ON };
 enum class Shuffle { NO, YES };
-enum class Overlap { OFF, ON };
 enum class PlanPrecision { FP32, BF16, FP16, OF_BUILD };   // the first three as in DType
 enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
 
@@ -78,12 +76,12 @@ struct Options {
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
     long seed = 1337;
     PeakSource peak = PeakSource::TABLE;
-    Tuning matmul_tuning = Tuning::ON;
+    bool matmul_tuning = true;
     UseGraph graph = UseGraph::AUTO;
     int threads = 0;
     // many GPUs
     int gpus = 1, tensor_parallel = 1, zero = 0;   // gpus: a number, or ALL_GPUS
-    Overlap overlap = Overlap::ON;
+    bool overlap = true;
     double timeout = 300;
     // run folder
     std::string out, trace;
