@@ -3,8 +3,6 @@
 #include <errno.h>
 #include <glob.h>
 
-#include <algorithm>
-
 // Returns the paths that match a pattern, sorted. A folder that cannot be read is an error.
 static std::vector<std::string> files_named(const std::string& pattern) {
     // A file name may contain * ? [. Opening a file that does not exist reports the reason.
@@ -67,16 +65,6 @@ void Tokens::tokenize(const Text& text) {
         piece = {piece.file, {tokens, tokens->data()}, text.token_bytes(), 0, tokens->size() / text.token_bytes()};
         if (piece.count == 0) throw UserError("%s: the text has no tokens", piece.file->path().c_str());
     }
-}
-
-size_t Tokens::count() const {
-    size_t count = 0;
-    for (const Piece& piece : pieces_) count += piece.count;
-    return count;
-}
-
-bool Tokens::bytes_only() const {
-    return std::all_of(pieces_.begin(), pieces_.end(), [](const Piece& p) { return p.token_bytes == 1; });
 }
 
 Tokens Tokens::split_tail(double fraction) {

@@ -4,6 +4,7 @@
 // tokens as uint16. Other files are text; a file with a zero byte in its first 4096 bytes is rejected as binary.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "tokenizer.h"
@@ -38,8 +39,14 @@ public:
     // Replaces the bytes of text files with tokens, unless the model's tokens are bytes.
     void tokenize(const Text& text);
     size_t text_bytes() const { return text_bytes_; }   // size of the encoded text
-    size_t count() const;
-    bool bytes_only() const;
+    size_t count() const {
+        size_t count = 0;
+        for (const Piece& piece : pieces_) count += piece.count;
+        return count;
+    }
+    bool bytes_only() const {
+        return std::all_of(pieces_.begin(), pieces_.end(), [](const Piece& p) { return p.token_bytes == 1; });
+    }
     const std::vector<Piece>& pieces() const { return pieces_; }
 
     // Removes the last `fraction` of the tokens and returns them.

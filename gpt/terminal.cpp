@@ -44,9 +44,6 @@ std::string progress_text(long step, long steps, const StepResult& r, double lef
     return loss + speed;
 }
 
-Progress::Progress(long first_step, bool verbose)
-    : first_(first_step), shown_step_(first_step), verbose_(verbose), terminal_(isatty(STDOUT_FILENO)) {}
-
 void Progress::show(long step, long steps, const StepResult& r) {
     const double now = seconds_now(), interval = terminal_ ? 0.1 : 3;
     if (step < steps && step > first_ + 1 && now - shown_ < interval) return;
@@ -106,7 +103,7 @@ void print_next(const Options& o, const std::string& checkpoint, const std::stri
             printf("open       python3 -i -c 'import sys, transformers; "
                    "model = transformers.GPT2LMHeadModel.from_pretrained(sys.argv[1])' %s\n", dir.c_str());
     }
-    const char* plot = "scripts/plot.py";
-    const std::string picture = shell_word(o.out + "/plot.png");
-    if (exists(plot)) printf("plot       python3 %s %s --out %s\n", plot, out.c_str(), picture.c_str());
+    if (exists("scripts/plot.py"))
+        printf("plot       python3 scripts/plot.py %s --out %s\n", out.c_str(),
+               shell_word(o.out + "/plot.png").c_str());
 }

@@ -22,7 +22,7 @@ std::string progress_text(long step, long steps, const StepResult& r, double lef
 // Prints the progress line: redrawn in place on a terminal, elsewhere a line every few seconds.
 class Progress {
 public:
-    Progress(long first_step, bool verbose);
+    Progress(long first_step, bool verbose) : first_(first_step), shown_step_(first_step), verbose_(verbose) {}
     void start() { start_ = shown_ = seconds_now(); }
     void show(long step, long steps, const StepResult& r);   // steps: of the whole run
     // Ends the line on a terminal: call it before printing anything else.
@@ -31,7 +31,7 @@ public:
 private:
     long first_, shown_step_;
     double start_ = 0, shown_ = 0;
-    bool verbose_, terminal_, open_ = false;
+    bool verbose_, terminal_ = isatty(STDOUT_FILENO), open_ = false;
 };
 
 // Prints a sample while it is generated, in whole UTF-8 characters.

@@ -380,9 +380,6 @@ std::vector<int> read_prompt(const Options& o, const Text& text, int V) {
 
 // ---- tokenizer files of a checkpoint ------------------------------------------------------------
 
-static constexpr const char* TEXT_FILES[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
-                                      "special_tokens_map.json", "generation_config.json"};
-
 // Adds the files of a tokenizer whose token i is byte i, for transformers. lm-evaluation-harness begins each text with
 // the end-of-text token. It is byte 255, which does not occur in UTF-8 and which byte_alphabet() writes as a letter.
 // With split_special_tokens, transformers encodes this letter in a text as its UTF-8 bytes, not as the special token.
@@ -410,7 +407,8 @@ static void add_byte_tokenizer(std::map<std::string, std::string>& files, const 
 TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes) {
     TextFiles files = {{}, c.vocab - 1};
     if (!dir.empty()) {
-        for (const char* name : TEXT_FILES)
+        for (const char* name : {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
+                                 "special_tokens_map.json", "generation_config.json"})
             if (exists(dir + "/" + name)) files.content[name] = read_file(dir + "/" + name);
         // Keeps the end-of-text token of the folder's config.json.
         const json end = read_json(dir + "/config.json").value("eos_token_id", json());
