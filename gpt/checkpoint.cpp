@@ -193,14 +193,13 @@ void write_config(const std::string& path, const Config& c, float init_std, int 
 }
 
 void require_supported(const Config& c, const std::string& source) {
-    const int HS = c.heads > 0 ? c.head_size() : 0;
     auto within = [](int value, int most) { return value >= 1 && value <= most; };
     if (!within(c.layers, MAX_LAYERS) || !within(c.channels, MAX_CHANNELS) || !within(c.heads, MAX_CHANNELS) ||
         !within(c.context, MAX_TOKENS) || !within(c.vocab, MAX_TOKENS))
         throw UserError("%s: %d layers, %d heads, %d channels, context %d, vocabulary %d: each must be at least 1, "
                         "at most %d layers, %d channels, %d positions and tokens", source.c_str(), c.layers, c.heads,
                         c.channels, c.context, c.vocab, MAX_LAYERS, MAX_CHANNELS, MAX_TOKENS);
-    if (c.channels % c.heads != 0 || HS % 16 != 0 || HS < 16 || HS > 128)
+    if (c.channels % c.heads != 0 || c.head_size() % 16 != 0 || c.head_size() > 128)
         throw UserError("%s: %d channels over %d heads: the head size must be 16, 32, ... 128", source.c_str(),
                         c.channels, c.heads);
 }

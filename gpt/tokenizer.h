@@ -40,10 +40,8 @@ public:
     explicit Tokenizer(const std::string& dir);
 
     size_t size() const { return bytes_.size(); }
-    // Returns whether this equals Tokenizer().
-    bool is_bytes() const {
-        return bytes_ == Tokenizer().bytes_ && added_.empty() && before_.empty() && after_.empty();
-    }
+    // Returns whether this equals Tokenizer(). Without added tokens, before() and after() are empty.
+    bool is_bytes() const { return added_.empty() && bytes_ == Tokenizer().bytes_; }
     // Returns the tokens of a text, without before() and after().
     std::vector<int> encode(std::string_view text) const;
     // The special tokens that the tokenizer's template adds before and after every text.
