@@ -69,12 +69,9 @@ int pick_token(const std::vector<float>& logits, double temperature, int top_k, 
         const double above = logits[tokens[n]] - logits[tokens[0]];
         sums[n] = (n > 0 ? sums[n - 1] : 0) + (temperature == 0 ? 1 : exp(above / temperature));
     }
-    size_t kept = most;
-    if (top_p < 1)   // Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"
-        for (kept = 1; sums[kept - 1] < top_p * sums[most - 1];) kept++;
-    size_t chosen = 0;
-    while (chosen + 1 < kept && sums[chosen] <= random * sums[kept - 1]) chosen++;
-    return tokens[chosen];
+    // top_p: Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"
+    const auto last_kept = std::lower_bound(sums.begin(), sums.end(), top_p * sums.back());
+    return tokens[std::upper_bound(sums.begin(), last_kept, random * *last_kept) - sums.begin()];
 }
 
 constexpr int SAMPLE_STEP = 64;   // a prompt is padded to a multiple of this, so that few matmul shapes occur
@@ -82,8 +79,7 @@ constexpr int SAMPLE_STEP = 64;   // a prompt is padded to a multiple of this, s
 // Returns the logits (V) of the token after `tokens`. Keys and values of the first `past` are in qkv already.
 std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t past, int most) {
     std::vector<int> inputs(tokens.begin() + past, tokens.end());
-    const size_t last = inputs.size() - 1;
-    const size_t step = SAMPLE_STEP * tensor_ranks.size;
+    const size_t last = inputs.size() - 1, step = SAMPLE_STEP * tensor_ranks.size;
     if (past == 0) inputs.resize(std::min<size_t>(most, ceil_div(tokens.size(), step) * step), 0);
     // Attention is causal: the padding after `last` has no effect.
     forward(m, send_spare(m.a.inputs, inputs), {1, static_cast<int>(inputs.size()), past});
