@@ -6,8 +6,7 @@
 void load_for_inference(Model& m, const Options& o, const char* subcommand, Purpose purpose) {
     if (o.from.empty()) throw UserError("%s needs --from DIR, a folder with config.json and model.safetensors",
                                        subcommand);
-    Setup setup = make_setup(o, read_config(o.from + "/config.json"), purpose, memory_now());
-    allocate(m, setup);
+    allocate(m, make_setup(o, read_config(o.from + "/config.json"), purpose, memory_now()));
     read_weights(m, o.from);
 }
 
@@ -39,11 +38,10 @@ void eval(const Options& o) {
     if (!questions.empty()) printf("%s\n", hellaswag(m, questions).text.c_str());
 }
 
-void sample_subcommand(const Options& o) {
-    Options one = o;
-    one.micro_batch = 1;
+void sample_subcommand(Options o) {
+    o.micro_batch = 1;
     Model m;
-    load_for_inference(m, one, "sample", Purpose::SAMPLING);
+    load_for_inference(m, o, "sample", Purpose::SAMPLING);
     const Text text(o.from, m.config.vocab);
     const std::vector<int> prompt = read_prompt(o, text, m.config.vocab);
     for (int i = 0; i < o.samples && !ferror(stdout); i++) {

@@ -11,10 +11,7 @@ struct TrainData {
 
 TrainData open_data(const Options& o) {
     if (o.data.empty()) throw UserError("train needs --data PATTERN: text or .bin shards of tokens");
-    TrainData data;
-    data.train = Tokens(o.data);
-    if (!o.val_data.empty()) data.val = Tokens(o.val_data);
-    return data;
+    return {Tokens(o.data), o.val_data.empty() ? Tokens() : Tokens(o.val_data)};
 }
 
 // Tokenizes text for the model in `dir`, or for a new one if dir is empty, and splits off the validation data.
@@ -23,8 +20,7 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
     const bool reads_text = data.train.bytes_only() || data.val.bytes_only() || o.sample_every > 0;
     data.text = reads_text ? Text(dir, c.vocab) : text_if_any(o.eval_every > 0 ? dir : "", c.vocab);   // bits per byte
     for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text);
-    const bool splits = o.val_data.empty() && o.val_fraction > 0 && o.eval_every > 0;
-    if (splits) data.val = data.train.split_tail(o.val_fraction);
+    if (o.val_data.empty() && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
 }
 
 // Writes order (N), the positions of inputs (N) sorted by token, for embedding's backward: a counting sort.
@@ -102,17 +98,14 @@ private:
         targets = own_rows(targets, R);
         sort_positions(order, inputs, R, V);
         check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // its device memory is free
-        const Activations& a = m_.a;
-        auto transfer = [&](const Buffer<int>& to, const int* from, size_t n) {
+        auto transfer = [&](const Buffer<int>& to, const int* from) {
             on_stream("copy to device", device.copies, [&] {
-                check(cudaMemcpyAsync(to(now_), from, n * sizeof(int), cudaMemcpyHostToDevice, device.copies),
+                check(cudaMemcpyAsync(to(now_), from, R * sizeof(int), cudaMemcpyHostToDevice, device.copies),
                       "cudaMemcpyAsync");
             });
             return to(now_);
         };
-        slot.batch.inputs = transfer(a.inputs, inputs, R);
-        slot.batch.targets = transfer(a.targets, targets, R);
-        slot.batch.order = transfer(a.order, order, R);
+        slot.batch = {transfer(m_.a.inputs, inputs), transfer(m_.a.targets, targets), transfer(m_.a.order, order)};
         check(cudaEventRecord(slot.copied, device.copies), "cudaEventRecord");
     }
 
