@@ -46,9 +46,6 @@ template <typename T>
 void init_normal(T* out, float std, uint64_t seed, size_t begin, const TensorPart& part, size_t first, size_t n) {
     launch("init_normal", init_normal_kernel<T>, span_blocks(n), BLOCK, 0, out, std, seed, begin, part, first, n);
 }
-template <typename T> void fill_with(T* out, float value, size_t n) {
-    launch("fill", fill_kernel<T>, span_blocks(n), BLOCK, 0, out, value, n);
-}
 void round_weights(floatX* weights, const float* master, size_t n) {
     launch("round_weights", round_weights_kernel, span_blocks(n), BLOCK, 0, weights, master, n);
 }
@@ -79,7 +76,7 @@ template <typename T> void init_block(T* block, Placement placement, const Model
             T* to = block + shard.at;
             const size_t n = end - shard.first;
             const float std = row.init == Init::NORMAL ? INIT_STD : INIT_STD / sqrtf(2.0f * m.config.layers);
-            if (row.init == Init::ONE) fill_with(to, 1, n);
+            if (row.init == Init::ONE) launch("fill", fill_kernel<T>, span_blocks(n), BLOCK, 0, to, 1.0f, n);
             else init_normal(to, std, splitmix64(seed + row.number), l * row.elements * row.part.ranks, row.part,
                              shard.first, n);
         }
