@@ -124,8 +124,7 @@ std::vector<double> batch_losses(Model& m, const std::vector<Question>& question
     return sums;
 }
 
-// Returns the losses of all endings; tensor groups compute different batches. The model's buffers fit B x T <=
-// m.setup.N().
+// Returns the losses of all endings; tensor groups compute different batches of B x T <= m.setup.N() tokens.
 EndingLosses ending_losses(Model& m, const std::vector<Question>& questions) {
     EndingLosses result;
     std::vector<Sequence> rows;

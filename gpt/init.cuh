@@ -63,8 +63,7 @@ void master_changed(Model& m) {
     weights_changed(m);
 }
 
-// GPT-2's init: normal with std 0.02; std 0.02 / sqrt(2L) for weights that write to the residual stream, a sum of 2L
-// outputs.
+// GPT-2's init: normal with std 0.02, or 0.02 / sqrt(2L) for weights whose outputs the residual stream sums, 2L in all.
 template <typename T> void init_block(T* block, Placement placement, const Model& m, uint64_t seed) {
     for (const ParameterRow& row : parameter_table(m.setup))
         for (size_t l = 0; l < row.copies; l++) {

@@ -9,7 +9,6 @@
 //           weights nor moments nor AdamW's t; data and learning rate advance. All GPUs compute the same norm, so they
 //           have the same scale. The decision is made on the device, so the host does not synchronise
 // source    Micikevicius et al. 2018, "Mixed Precision Training", section 3.2; constants of PyTorch's GradScaler
-
 #pragma once
 
 struct LossScale {   // in device memory; floats only

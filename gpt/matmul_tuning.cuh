@@ -4,8 +4,7 @@
 // Before a run starts, one pass through the model records the matmuls of a micro-step and fills the activations (a GPU
 // multiplies zeros faster). Then each shape for which cuBLASLt offers several algorithms is timed with each of them, on
 // the same tensors. After that each shape whose epilogue replaces a kernel is timed against its alternative: the tuned
-// matmul without the epilogue, and the kernel. It is used only if it is faster. Afterwards gradients and loss are
-// cleared.
+// matmul without the epilogue, and the kernel. The faster one is used. Afterwards gradients and loss are cleared.
 //
 // The choices are saved in a file. Two algorithms may round differently, so the same command gives the same bits as
 // long as the file exists; without it, or on --resume with another --matmul-tuning, results are equal up to rounding.

@@ -1,7 +1,6 @@
 // The memory that a run needs, and whether it fits. Included by train_gpt.cu.
 //
-// plan() returns the memory that a setup needs, and allocate() allocates by the same tables, so the prediction is
-// exact.
+// plan() predicts exactly what allocate() allocates, because both use the same tables.
 #pragma once
 
 struct Plan {

@@ -13,7 +13,6 @@
 //           matmuls for about 4 C tokens. Bandwidth: 38 bytes per parameter in BF16 with FP32 gradients. With ZeRO 1 a
 //           rank updates every G-th layer
 // source    Jordan 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon with adjust_lr_fn="match_rms_adamw"
-
 #pragma once
 
 constexpr float MUON_MOMENTUM = 0.95f, MUON_EPS = 1e-7f, MUON_RMS = 0.2f;

@@ -10,12 +10,11 @@
 struct Flops { double model, hardware; };
 
 Flops flops_per_token(const Setup& s) {
-    const double layers = s.config.layers, attention = 4.0 * s.config.channels * (s.T + 1) / 2.0 * layers;
+    const double layers = s.config.layers, C = s.config.channels, attention = 4 * C * (s.T + 1) / 2 * layers;
     const double matmul = 2.0 * count_parameters(s.config).matmul;
     Flops flops = {3 * (matmul + attention), 3 * (matmul + attention)};
     // Recomputed in all layers but the last: attention, if its probabilities were dropped, and with `full` also the
     // matmuls qkv, attproj and fc (12 - 4 = 8 C^2 weights).
-    const double C = s.config.channels;
     if (s.recompute == Recompute::FULL) flops.hardware += (layers - 1) * (2.0 * 8 * C * C + attention / layers);
     if (s.recompute == Recompute::SELECTIVE && s.attention == Attention::NAIVE)
         flops.hardware += (layers - 1) * attention / layers;
@@ -187,22 +186,18 @@ void require_device(const Options& o) {
                         cublaslt_text(first_cublaslt_with_fp8()).c_str(), cublaslt_text(cublasLtGetVersion()).c_str());
 }
 
-// Returns the divisors of n as text, such as "1, 5 or 25".
-std::string divisors_text(int n) {
-    std::string text = "1";
-    for (int d = 2; d <= n; d++)
-        if (n % d == 0) text += (d == n ? " or " : ", ") + std::to_string(d);
-    return text;
-}
-
 void require_tensor_parallel(const Setup& s) {
     const int t = s.tensor, NH = s.config.heads;
     if (s.gpus % t != 0)
         throw UserError("--tensor-parallel %d: expected a divisor of the number of GPUs, found %d GPU%s", t, s.gpus,
                         s.gpus > 1 ? "s" : "");
-    if (NH % t != 0)
+    if (NH % t != 0) {
+        std::string divisors = "1";
+        for (int d = 2; d <= NH; d++)
+            if (NH % d == 0) divisors += (d == NH ? " or " : ", ") + std::to_string(d);
         throw UserError("--tensor-parallel %d: expected a divisor of the heads: %d heads allow %s", t, NH,
-                        divisors_text(NH).c_str());
+                        divisors.c_str());
+    }
     if (s.T % t != 0)
         throw UserError("--tensor-parallel %d: expected a divisor of the sequence, found --seq-len %d", t, s.T);
 }
@@ -261,18 +256,13 @@ void print_head_rows(const Setup& s, const Start& start) {
 Setup make_setup(const Options& o, const Config& c, Purpose purpose, const Memory& memory) {
     const size_t head_rows = purpose == Purpose::SAMPLING ? 1 : HEAD_ROWS;
     Setup s = {c, o.micro_batch, o.seq_len ? o.seq_len : c.context, o.recompute, o.grad_dtype, purpose, head_rows,
-               o.attention, precision_of(o)};
-    s.master_weights = o.master_weights;
-    s.optimizer = o.optimizer;
+               o.attention, precision_of(o), !device.is_cpu() || o.gpu_memory > 0,   // --gpu-memory: of plan
+               o.matmul, o.fp8_scaling, o.fp8_accumulation, o.master_weights, o.optimizer};
     s.gpus = world.alone() ? std::max(1, o.gpus) : static_cast<int>(world.size);
     s.tensor = o.tensor_parallel;
     require_tensor_parallel(s);
     s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
     s.rank = world.rank;
-    s.matmul = o.matmul;
-    s.fp8_scaling = o.fp8_scaling;
-    s.fp8_accumulation = o.fp8_accumulation;
-    s.on_gpu |= o.gpu_memory > 0;   // of plan
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(o, s, memory.available);
     require_consistent(s);
     if (o.batch_ramp.tokens) micro_batches_after(0, o, s);   // rejects an invalid ramp
@@ -513,7 +503,6 @@ private:
         now_ = std::max(now_, tensor_link_);
     }
     void exchange_rows(int times) {   // that computation waits for
-        if (w_.rows == 0) return;
         send_rows(times);
         await_rows();
     }
