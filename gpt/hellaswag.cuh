@@ -109,9 +109,8 @@ std::vector<double> batch_losses(Model& m, const std::vector<Question>& question
     for (size_t b = 0; b < B; b++) {
         const Question& question = questions[rows[b].question];
         const std::vector<int>& ending = question.endings[rows[b].ending];
-        std::vector<int> tokens = question.context;
-        tokens.insert(tokens.end(), ending.begin(), ending.end());
-        std::copy(tokens.begin(), tokens.end() - 1, inputs.begin() + b * T);
+        const auto next = std::copy(question.context.begin(), question.context.end(), inputs.begin() + b * T);
+        std::copy(ending.begin(), ending.end() - 1, next);
         std::copy(ending.begin(), ending.end(), targets.begin() + b * T + question.context.size() - 1);
     }
     forward(m, send_spare(m.a.inputs, inputs), {static_cast<int>(B), static_cast<int>(T)});

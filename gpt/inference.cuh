@@ -1,6 +1,4 @@
-// The subcommands eval and sample. Included by train_gpt.cu.
-//
-// They load the weights of --from without optimizer states.
+// The subcommands eval and sample, which load the weights of --from without optimizer states. Included by train_gpt.cu.
 #pragma once
 
 void load_for_inference(Model& m, const Options& o, const char* subcommand, Purpose purpose) {

@@ -1,7 +1,4 @@
-// Data of a run, and micro-batches to the device. Included by train_gpt.cu.
-//
-// Tokens come from text or from shards in llm.c's format. A sequence of T inputs and T targets is a window of T + 1
-// tokens. Windows do not cross files.
+// Data of a run, and micro-batches to the device. Included by train_gpt.cu; gpt/data.h reads files and windows.
 #pragma once
 
 struct TrainData {
@@ -82,21 +79,20 @@ private:
 
     void send() {
         Slot& slot = slots_[now_];
-        const int B = m_.setup.B, T = m_.setup.T, V = m_.config.vocab;
-        const size_t N = m_.setup.N(), R = m_.setup.rows();
+        const size_t B = m_.setup.B, T = m_.setup.T, N = m_.setup.N(), R = m_.setup.rows();
         progress("wait for the device");
         check(cudaEventSynchronize(slot.copied), "cudaEventSynchronize");   // the slot's host memory is free
         int *inputs = slot.host, *targets = inputs + N, *order = targets + N;
-        for (int b = 0; b < B; b++, next_window_++) {
-            int *in = inputs + static_cast<size_t>(b) * T, *out = targets + static_cast<size_t>(b) * T;
+        for (size_t b = 0; b < B; b++, next_window_++) {
             const bool random = windows_ == Windows::ANYWHERE;
             const uint64_t pick = random ? splitmix64(seed_ ^ splitmix64(next_window_)) : next_window_;
-            tokens_.read(in, out, windows_, pick % tokens_.windows(windows_, T), T, V);
+            tokens_.read(inputs + b * T, targets + b * T, windows_, pick % tokens_.windows(windows_, T), T,
+                         m_.config.vocab);
         }
-        next_window_ += (m_.setup.data() - 1) * static_cast<uint64_t>(B);   // skips the windows of other tensor groups
+        next_window_ += (m_.setup.data() - 1) * B;   // skips the windows of other tensor groups
         inputs = own_rows(inputs, R);
         targets = own_rows(targets, R);
-        sort_positions(order, inputs, R, V);
+        sort_positions(order, inputs, R, m_.config.vocab);
         check(cudaStreamWaitEvent(device.copies, slot.used, 0), "cudaStreamWaitEvent");   // its device memory is free
         auto transfer = [&](const Buffer<int>& to, const int* from) {
             on_stream("copy to device", device.copies, [&] {
