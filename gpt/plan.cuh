@@ -8,6 +8,7 @@
 // average, in 2 products of 2 FLOPs per channel forward and twice that backward, the minimum for causal attention.
 // Model FLOPs exclude recomputation, hardware FLOPs include it (Narayanan et al. 2021; PaLM, appendix B).
 struct Flops { double model, hardware; };
+void to_json(json& record, const Flops& flops) { record = {{"model", flops.model}, {"hardware", flops.hardware}}; }
 
 Flops flops_per_token(const Setup& s) {
     const double layers = s.config.layers, C = s.config.channels, attention = 4 * C * (s.T + 1) / 2 * layers;
@@ -141,16 +142,6 @@ long micro_batches_after(uint64_t tokens, const Options& o, const Setup& s) {
     return first + static_cast<long>(static_cast<__int128>(last - first) * tokens / o.batch_ramp.tokens);
 }
 
-// Rejects --noise-every unless a GPU computes whole gradients of a part of the batch.
-void require_noise_scale(const Options& o, const Setup& s) {
-    if (o.noise_every > 0 && (s.zero > 1 || s.tensor > 1))
-        throw UserError("--noise-every %ld: needs whole gradients on each GPU; expected --zero 0 or 1 and no "
-                        "--tensor-parallel, found --zero %d --tensor-parallel %d", o.noise_every, s.zero, s.tensor);
-    if (o.noise_every > 0 && s.gpus == 1 && accumulation_steps(o, s) == 1)
-        throw UserError("--noise-every %ld: needs at least two micro-batches in a step, or two GPUs; expected "
-                        "--total-batch %zu or more, or a smaller --micro-batch", o.noise_every, 2 * s.N());
-}
-
 constexpr int FP8_ROWS = 16;   // cuBLASLt: the rows that FP8 weight gradients sum over are a multiple of this
 
 // Returns the smallest micro-batch; others are multiples of it.
@@ -202,11 +193,10 @@ void require_tensor_parallel(const Setup& s) {
         throw UserError("--tensor-parallel %d: expected a divisor of the sequence, found --seq-len %d", t, s.T);
 }
 
-void require_consistent(const Setup& s) {
-    const int context = s.config.context;
-    if (s.T > context)
+void require_consistent(const Options& o, const Setup& s) {
+    if (s.T > s.config.context)
         throw UserError("--seq-len %d: expected at most the model's context of %d; --context %d creates a longer one",
-                        s.T, context, s.T);
+                        s.T, s.config.context, s.T);
     if (s.N() >= MAX_ROWS)
         throw UserError("--micro-batch %d: expected at most %zu sequences of %d tokens", s.B, (MAX_ROWS - 1) / s.T,
                         s.T);
@@ -225,11 +215,18 @@ void require_consistent(const Setup& s) {
         throw UserError("--optimizer muon: expected --zero 0 or 1, --tensor-parallel 1 and --master-weights fp32");
     if (s.zero > last_stage(s))
         throw UserError("--zero 3: expected 0, 1 or 2 with --matmul fp8, which keeps all weights in FP8 on each GPU");
-    if (s.master_weights == MasterWeights::FP32) return;
-    if (s.precision == DType::FP32)
+    const bool no_master = s.master_weights == MasterWeights::NONE;
+    if (no_master && s.precision == DType::FP32)
         throw UserError("--master-weights none: expected weights in 16 bits, found fp32, which are their own master "
                         "weights; make PRECISION=bf16, or plan --precision bf16");
-    if (s.gpus > 1) throw UserError("--master-weights none: expected one GPU, found %d", s.gpus);
+    if (no_master && s.gpus > 1) throw UserError("--master-weights none: expected one GPU, found %d", s.gpus);
+    if (o.batch_ramp.tokens) micro_batches_after(0, o, s);   // rejects an invalid ramp
+    if (o.noise_every > 0 && (s.zero > 1 || s.tensor > 1))
+        throw UserError("--noise-every %ld: needs whole gradients on each GPU; expected --zero 0 or 1 and no "
+                        "--tensor-parallel, found --zero %d --tensor-parallel %d", o.noise_every, s.zero, s.tensor);
+    if (o.noise_every > 0 && s.gpus == 1 && accumulation_steps(o, s) == 1)
+        throw UserError("--noise-every %ld: needs at least two micro-batches in a step, or two GPUs; expected "
+                        "--total-batch %zu or more, or a smaller --micro-batch", o.noise_every, 2 * s.N());
 }
 
 // Returns the number of rows that the head processes at a time in training. On a GPU that holds the logits of all rows
@@ -264,9 +261,7 @@ Setup make_setup(const Options& o, const Config& c, Purpose purpose, const Memor
     s.zero = s.gpus > 1 && purpose == Purpose::TRAINING ? o.zero : 0;
     s.rank = world.rank;
     if (o.micro_batch == AUTO) s.B = auto_micro_batch(o, s, memory.available);
-    require_consistent(s);
-    if (o.batch_ramp.tokens) micro_batches_after(0, o, s);   // rejects an invalid ramp
-    require_noise_scale(o, s);
+    require_consistent(o, s);
     if (purpose == Purpose::TRAINING) s.head_rows = training_head_rows(s, memory.all);
     return s;
 }
@@ -292,11 +287,6 @@ json model_record(Config c) {
     json record;
     for (const ModelSize& size : sizes({}, c)) record[size.flag + 2] = *size.model;
     return record;
-}
-
-json flops_record(const Setup& s) {
-    const Flops flops = flops_per_token(s);
-    return {{"model", flops.model}, {"hardware", flops.hardware}};
 }
 
 std::string matmul_text(const Setup& s) {
@@ -393,7 +383,7 @@ json run_record(const Options& o, const Setup& s) {
              {{"options", describe(o, TRAIN)}, {"model", model}, {"device", device.properties.name},
               {"precision", name_of(FLOATX)}, {"attention", attention_text(s)}, {"matmul", matmul_text(s)},
               {"peak_flops", device.peak_flops}, {"peak_source", device.peak_source},
-              {"flops_per_token", flops_record(s)}, {"gpus", s.gpus},
+              {"flops_per_token", flops_per_token(s)}, {"gpus", s.gpus},
               {"tensor_parallel", s.tensor}, {"zero", s.zero}, {"head_rows", s.logits_rows()},
               {"planned_bytes", plan(s).total}, {"cuda_runtime", runtime}, {"cuda_driver", driver},
               {"nccl", nccl_version()}, {"cublaslt", cublasLtGetVersion()}}}};
@@ -503,6 +493,7 @@ private:
         now_ = std::max(now_, tensor_link_);
     }
     void exchange_rows(int times) {   // that computation waits for
+        if (w_.rows == 0) return;
         send_rows(times);
         await_rows();
     }
@@ -564,7 +555,6 @@ json layout_record(const Options& o, const Setup& s, size_t memory) {
 // --tensor-parallel, --zero, --recompute and --micro-batch stay fixed if given. Tensor groups have at most 8 GPUs,
 // those of one machine. Layouts whose times differ by rounding only are sorted by recomputation, then by bytes sent.
 json scan_records(const Options& o, Setup s, size_t memory) {
-    auto excluded = [&](const char* flag, bool differs) { return o.given.count(flag) && differs; };
     const size_t usable = without_margin(memory);
     const int most = s.gpus;
     std::vector<std::array<int, 2>> grids;   // GPUs, and GPUs in a tensor group
@@ -582,8 +572,8 @@ json scan_records(const Options& o, Setup s, size_t memory) {
             for (const auto& [name, mode] : RECOMPUTE_NAMES) {
                 s.recompute = mode;
                 s.head_rows = HEAD_ROWS;
-                if (excluded("--zero", gpus > 1 && s.zero != o.zero) || excluded("--recompute", mode != o.recompute))
-                    continue;
+                if (o.given.count("--zero") && gpus > 1 && s.zero != o.zero) continue;
+                if (o.given.count("--recompute") && mode != o.recompute) continue;
                 if (o.micro_batch == AUTO) s.B = valid_micro_batch(o, s, largest_micro_batch(s, usable));
                 if (s.B == 0 || o.total_batch % (long(s.N()) * s.data()) != 0) continue;
                 s.head_rows = training_head_rows(s, memory);
@@ -634,7 +624,7 @@ json plan_record(const Options& o, const Setup& s, size_t memory) {
                    {"seq_len", s.T}, {"precision", name_of(s.precision)}, {"grad_dtype", name_of(s.grad_dtype)},
                    {"attention", attention_name(s)}, {"matmul", MATMUL_NAMES[static_cast<int>(s.matmul)]},
                    {"activation_bytes_per_token_per_layer", double(kept_bytes_per_layer(s)) / s.N()},
-                   {"gpu_memory", memory}, {"max_micro_batch", most}, {"flops_per_token", flops_record(s)},
+                   {"gpu_memory", memory}, {"max_micro_batch", most}, {"flops_per_token", flops_per_token(s)},
                    {"flops_per_s", flops_of(o)}, {"tensors", tensor_records(s)}});
     if (o.scan) record["scan"] = scan_records(o, s, memory);
     return record;
@@ -683,12 +673,11 @@ void print_train_command(Options o, const Setup& s, const json& layout) {
 }
 
 void print_plan(const Options& o, const Setup& s, const json& record, size_t memory) {
-    const std::string matmul = record["matmul"];
     printf("model      %s: %s parameters\n", model_text(s.config).c_str(),
            grouped(count_parameters(s.config).real).c_str());
     printf("step       %s\n", step_text(s, record["accumulation"]).c_str());
     printf("formats    %s, gradients %s, recompute %s, attention %s, matmul %s\n", name_of(s.precision),
-           name_of(s.grad_dtype), recompute_name(s), attention_name(s), matmul.c_str());
+           name_of(s.grad_dtype), recompute_name(s), attention_name(s), MATMUL_NAMES[static_cast<int>(s.matmul)]);
     if (s.gpus > 1 && !o.scan) {
         const std::string tensor = s.tensor == 1 ? "" : format(", %s of it in its tensor group",
                                                                size_text(double(record["tensor_bytes_sent"])).c_str());
@@ -737,8 +726,7 @@ void print_plan(const Options& o, const Setup& s, const json& record, size_t mem
 
 void plan_subcommand(Options o) {
     const bool elsewhere = o.gpu_memory > 0;
-    const std::string problem = elsewhere ? "" : no_device();
-    if (!problem.empty()) throw UserError("plan needs --gpu-memory SIZE: %s", problem.c_str());
+    if (!elsewhere && !no_device().empty()) throw UserError("plan needs --gpu-memory SIZE: %s", no_device().c_str());
     if (elsewhere && o.precision == PlanPrecision::OF_BUILD) o.precision = PlanPrecision::BF16;   // as on a GPU
     if (o.gpus == ALL_GPUS) throw UserError("--gpus all: expected a number with plan");
     if (o.scan && (o.total_batch == 0 || o.bandwidth == 0))
