@@ -4,16 +4,13 @@
 // The memory of tensors that --trace follows, sorted by address.
 std::vector<Place> live_places(Model& m) {
     std::vector<Place> all;
-    auto add = [&](const BufferBase& tensor, size_t bytes, size_t copies, bool activation) {
-        for (size_t l = 0; l < copies; l++) {
-            const char* begin = tensor.data + l * tensor.layer_bytes;
-            all.push_back({begin, begin + bytes, activation});
-        }
+    auto add = [&](const BufferBase& tensor, size_t bytes, bool activation) {
+        for (size_t l = 0; l < tensor.copies; l++) all.push_back({tensor.of(l), tensor.of(l) + bytes, activation});
     };
     for (const ActivationRow& row : activation_table(m.a, m.setup))
-        if (row.category == Category::ACTIVATIONS) add(*row.tensor, row.copy_bytes(), row.copies, true);
+        if (row.category == Category::ACTIVATIONS) add(*row.tensor, row.copy_bytes(), true);
     for (const ParameterRow& row : parameter_table(m.g, m.config))
-        add(*row.tensor, row.elements * size_of(m.grads.dtype), row.tensor->copies, false);
+        add(*row.tensor, row.elements * size_of(m.grads.dtype), false);
     std::sort(all.begin(), all.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
     return all;
 }
@@ -40,8 +37,7 @@ struct TrainingRun {
     double bytes_sent = 0;           // by this rank, in all steps
     std::string last_checkpoint = start.dir;
 
-    TrainingRun(const Options& options, const TrainData& tokens, const Start& begin)
-        : o(options), data(tokens), start(begin) {}
+    TrainingRun(const Options& o, const TrainData& data, const Start& start) : o(o), data(data), start(start) {}
 };
 
 // Loads model and moments, and opens the log.
@@ -76,8 +72,8 @@ bool is_complete(const TrainingRun& run) {
     return o.tokens > 0 ? run.tokens >= uint64_t(o.tokens) : run.step >= o.steps;
 }
 
-// Returns the expected number of steps of the whole run. With --tokens and --minutes it is the number of steps done over
-// the part of the budget that they took.
+// Returns the expected number of steps of the whole run. With --tokens and --minutes it is the number of steps done,
+// divided by the part of the budget that they took.
 long expected_steps(const TrainingRun& run) {
     const Options& o = run.o;
     if (o.minutes == 0 && o.tokens == 0) return o.steps;
