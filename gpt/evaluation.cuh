@@ -95,8 +95,7 @@ std::vector<float> next_logits(Model& m, const std::vector<int>& tokens, size_t 
 // processes all tokens, each later pass only the new one, because qkv caches keys and values (not with --recompute
 // full, nor with tensor parallelism, which divides the rows of a pass among GPUs). When the context is full, the older
 // half is dropped and the rest processed again. The model's buffers hold B = 1 and any T up to setup.T.
-template <typename Show>
-void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
+template <typename Show> void sample(Model& m, std::vector<int> tokens, const Options& o, uint64_t seed, Show show) {
     const size_t most = std::min(m.setup.T, m.config.context);
     const bool cached = m.a.qkv.copies > 1 && tensor_ranks.alone();
     size_t past = 0;

@@ -19,17 +19,15 @@ constexpr size_t NCCL_BYTES = 512 << 20;   // estimate, of a communicator: depen
 Plan plan(const Setup& s) {
     Plan plan;
     const Layout y = layout_of(s);
-    plan.add(Category::WEIGHTS, y.elements(weights_placement(s)) * size_of(s.precision));
-    if (weights_placement(s) == Placement::SHARDED)
-        plan.add(Category::BUFFERS, buffer_elements(y) * size_of(s.precision));
+    const Placement weights = weights_placement(s), grads = grads_placement(s), states = states_placement(s);
+    plan.add(Category::WEIGHTS, y.elements(weights) * size_of(s.precision));
+    if (weights == Placement::SHARDED) plan.add(Category::BUFFERS, buffer_elements(y) * size_of(s.precision));
     if (s.purpose == Purpose::TRAINING) {
-        plan.add(Category::GRADIENTS, y.elements(grads_placement(s)) * size_of(s.grad_dtype));
-        if (grads_placement(s) == Placement::SHARDED)
-            plan.add(Category::BUFFERS, buffer_elements(y) * size_of(s.grad_dtype));
-        const size_t states = y.elements(states_placement(s)) * sizeof(float);
-        if (has_master(s)) plan.add(Category::MASTER, states);
-        plan.add(Category::ADAM_M, states);
-        plan.add(Category::ADAM_V, layout_of_v(s).elements(states_placement(s)) * sizeof(float));
+        plan.add(Category::GRADIENTS, y.elements(grads) * size_of(s.grad_dtype));
+        if (grads == Placement::SHARDED) plan.add(Category::BUFFERS, buffer_elements(y) * size_of(s.grad_dtype));
+        if (has_master(s)) plan.add(Category::MASTER, y.elements(states) * sizeof(float));
+        plan.add(Category::ADAM_M, y.elements(states) * sizeof(float));
+        plan.add(Category::ADAM_V, layout_of_v(s).elements(states) * sizeof(float));
     }
     Activations nowhere;
     for (const ActivationRow& row : activation_table(nowhere, s)) plan.add(row.category, row.bytes());

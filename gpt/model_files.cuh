@@ -164,9 +164,7 @@ void read_fp8_history(Model& m, const Start& start) {
     const json& history = start.trainer[key];
     const size_t expected = scale_count(m) * FP8_HISTORY;
     auto is_amax = [](const json& x) { return x.is_number() && x >= 0 && x <= double{FLT_MAX}; };
-    const bool valid = history.is_array() && history.size() == expected &&
-                       std::all_of(history.begin(), history.end(), is_amax);
-    if (!valid)
+    if (!history.is_array() || history.size() != expected || !std::all_of(history.begin(), history.end(), is_amax))
         throw UserError("%s/trainer.json: \"%s\": expected a list of %zu numbers from 0 on, for %d layers",
                         start.dir.c_str(), key, expected, m.config.layers);
     set_fp8_history(m, history.get<std::vector<float>>());

@@ -167,8 +167,7 @@ void write_trace(const std::string& path, const std::vector<Place>& places, json
     for (Work& w : recorder.work) {
         w.began = read_and_destroy(w.begin);
         w.ended = std::max(read_and_destroy(w.end), w.began);
-        events.push_back(trace_bar(w, CPU_ROW, 1e6 * (w.called - recorder.start),
-                                   1e6 * (w.returned - recorder.start)));
+        events.push_back(trace_bar(w, CPU_ROW, 1e6 * (w.called - recorder.start), 1e6 * (w.returned - recorder.start)));
         events.push_back(trace_bar(w, row_of(w), w.began, w.ended));
     }
     long live[2] = {};
