@@ -2167,7 +2167,7 @@ void micro_step(Model& m, const Batch& batch, size_t tokens_per_step, MicroBatch
 
 // ==== update =================================================================
 
-// The gradient norm, then AdamW, or Muon for the matrices of layers.
+// The gradient norm, then AdamW, or Muon for the matrices of layers. Their kernels also set the gradients to 0.
 void update(Model& m, const Step& step) {
     const Activations& a = m.a;
     recorder.at("update", NO_LAYER);

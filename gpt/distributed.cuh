@@ -184,6 +184,7 @@ void begin_gradients(Model& m, size_t g) {
     if (!world.alone()) m.communication->begin_gradients(g);
 }
 
+// Called when group g's gradients of this micro-batch are complete: here the sum of gradients over GPUs starts.
 void send_gradients(Model& m, size_t g, MicroBatch which) {
     if (!world.alone()) m.communication->send_gradients(g, which);
 }
@@ -192,6 +193,7 @@ void send_all_gradients(Model& m) {
     for (size_t g = 0; g <= m.layout.layers; g++) send_gradients(m, g, MicroBatch::LAST);
 }
 
+// Later work waits for the sums that send_gradients() started.
 void await_gradients(Model& m) {
     if (!world.alone()) m.communication->await_gradients();
 }
