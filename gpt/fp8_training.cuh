@@ -25,8 +25,9 @@ bool only_fp8(const Model& m, const Fp8Copy& copy) {
 void add_fp8(Block& b, const Model& m, size_t l) {
     const Activations& a = m.a;
     const bool all = m.setup.matmul == MatmulIn::FP8_ALL;
-    for (const auto& [t, which, copies] : {std::tuple{&b.ln1, FP8_LN1, &a.ln1_8}, {&b.att, FP8_ATT, &a.att_8},
-                                           {&b.ln2, FP8_LN2, &a.ln2_8}, {&b.gelu, FP8_GELU, &a.gelu_8}}) {
+    struct Input { Tensor* t; Fp8Tensor which; const Buffer<char>* copies; };
+    for (const auto& [t, which, copies] : {Input{&b.ln1, FP8_LN1, &a.ln1_8}, Input{&b.att, FP8_ATT, &a.att_8},
+                                           Input{&b.ln2, FP8_LN2, &a.ln2_8}, Input{&b.gelu, FP8_GELU, &a.gelu_8}}) {
         t->fp8 = fp8_copy(m, l, which, (*copies)(l), all ? a.transposed() : nullptr);
         t->fp8.fast_accumulation = m.setup.fp8_accumulation == Fp8Accumulation::FAST;
         if (!all || t == &b.att || t->whole) continue;   // attention's backward reads att, gathering floatX
@@ -34,8 +35,9 @@ void add_fp8(Block& b, const Model& m, size_t l) {
         if (only_fp8(m, t->fp8)) t->x = nullptr;
     }
     char* weight = a.weights_8(l);
-    for (const auto& [t, which] : {std::pair{&b.qkvw, FP8_QKVW}, {&b.attprojw, FP8_ATTPROJW}, {&b.fcw, FP8_FCW},
-                                   {&b.fcprojw, FP8_FCPROJW}}) {
+    struct Weight { Tensor* t; Fp8Tensor which; };
+    for (const auto& [t, which] : {Weight{&b.qkvw, FP8_QKVW}, Weight{&b.attprojw, FP8_ATTPROJW},
+                                   Weight{&b.fcw, FP8_FCW}, Weight{&b.fcprojw, FP8_FCPROJW}}) {
         t->fp8 = fp8_copy(m, l, which, weight, weight + a.weights_8.layer_bytes / 2);
         t->fp8.current_scaling = m.setup.fp8_scaling != Fp8Scaling::NONE;
         weight += t->size();
