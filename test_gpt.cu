@@ -1324,25 +1324,16 @@ TEST("kernels: Newton-Schulz") {
 // data/reference holds a model, tokens and PyTorch's results in float64, and for each result the relative errors of
 // PyTorch's own FP32, BF16 and FP16 results: dev/reference/README.md.
 
-// Returns the metadata of a safetensors file.
-json metadata_of(const std::string& path) {
-    const std::string bytes = read_file(path);
-    uint64_t length;
-    memcpy(&length, bytes.data(), sizeof(length));
-    return json::parse(bytes.substr(sizeof(length), length))["__metadata__"];
-}
-
 struct Reference {
     Safetensors file;
-    json metadata;
     Config config = {};
     int B, T;
     long steps, accumulation;
     Options options;
 
     explicit Reference(const std::string& name)
-        : file("data/reference/" + name + ".safetensors"), metadata(metadata_of(file.path())), B(number("B")),
-          T(number("T")), steps(number("steps")), accumulation(number("accumulation")) {
+        : file("data/reference/" + name + ".safetensors"), B(number("B")), T(number("T")),
+          steps(number("steps")), accumulation(number("accumulation")) {
         config = {int(number("layers")), int(number("heads")), int(number("channels")), int(number("context")),
                   int(number("vocab"))};
         Options& o = options;
@@ -1352,7 +1343,7 @@ struct Reference {
         options.schedule = Schedule::CONSTANT;
     }
 
-    double number(const char* key) const { return std::stod(metadata.at(key).get<std::string>()); }
+    double number(const char* key) const { return std::stod(file.metadata().at(key).get<std::string>()); }
     Floats values(const std::string& key) const { return read_floats(file, key); }
     std::vector<int> tokens(long step, long micro) const {
         const std::vector<int> all = read_ints(file, "tokens");
@@ -1376,7 +1367,7 @@ struct Reference {
     Setup setup(DType grad_dtype = DType::FP32) const {
         Setup s = small_setup(config, B, T);
         s.grad_dtype = grad_dtype;
-        if (metadata.contains("optimizer")) s.optimizer = Optimizer::MUON;
+        if (file.metadata().contains("optimizer")) s.optimizer = Optimizer::MUON;
         return s;
     }
     void load(Model& m, const Setup& s) const {

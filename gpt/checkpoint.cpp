@@ -35,8 +35,10 @@ Safetensors::Safetensors(const std::string& path) : file_(path) {
     try {
         const Header header = parse_json<Header>({file_.data() + sizeof(length), length}, path + ": damaged header");
         if (!header.is_object()) fail("damaged header: expected an object of names and tensors");
-        for (const auto& [name, value] : header.items())
-            if (name != "__metadata__") entries_[name] = parse_entry(name, value, data, bytes);
+        for (const auto& [name, value] : header.items()) {
+            if (name == "__metadata__") metadata_ = json(value);
+            else entries_[name] = parse_entry(name, value, data, bytes);
+        }
     } catch (const Header::exception& error) {
         fail(format("damaged header: %s", error.what()));
     }

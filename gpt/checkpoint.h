@@ -24,6 +24,7 @@ public:
     explicit Safetensors(const std::string& path);
 
     const std::map<std::string, Entry>& entries() const { return entries_; }
+    const json& metadata() const { return metadata_; }
     const std::string& path() const { return file_.path(); }
     const Entry& at(const std::string& name) const {
         const auto found = entries_.find(name);
@@ -41,6 +42,7 @@ private:
     Entry parse_entry(const std::string& name, const nlohmann::json& value, const char* data, size_t bytes) const;
 
     MappedFile file_;
+    json metadata_;
     std::map<std::string, Entry> entries_;
 };
 
