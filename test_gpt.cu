@@ -1941,10 +1941,6 @@ TEST("HellaSwag: losses of endings") {
 
 // ==== graphs =================================================================
 
-size_t captured_graphs(const Graphs& g) {
-    return std::count_if(g.graphs.begin(), g.graphs.end(), [](const auto& graph) { return graph.second != nullptr; });
-}
-
 // Returns the bits of all results of three steps of three micro-batches, with an evaluation after all but the first.
 // Graphs runs work the first time, captures it the second time and replays it from the third time on.
 std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
@@ -1967,7 +1963,7 @@ std::string bytes_of_steps(const Setup& s, bool graphs, size_t& captured) {
     std::string bytes = bytes_of(results);
     for (const float* block : {m.master, m.adam_m, m.adam_v})
         bytes += bytes_of(from_device(block, m.layout.elements()));
-    captured = captured_graphs(m.graphs);
+    captured = m.graphs.captured();
     const LossScale scale = fetch(m.a.loss_scale());
     return bytes + bytes_of(gradients(m)) + bytes_of(Floats{scale.scale, scale.good_steps, scale.skipped});
 }
@@ -1998,7 +1994,7 @@ TEST("graphs") {
     cudaGetLastError();
     const DeviceArray<float> after(Values{1, 2});   // the stream still works
     expect(contains(error, "cudaErrorStreamCaptureUnsupported") && after.values() == Values{1, 2} &&
-           captured_graphs(graphs) == 0,
+           graphs.captured() == 0,
            "capturing work that synchronises is reported as an error", error);
 }
 

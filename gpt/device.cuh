@@ -156,7 +156,6 @@ void clear(void* block, size_t bytes) {
 class Graphs {
 public:
     bool on = false;
-    std::map<std::string, cudaGraphExec_t> graphs;   // null: the sequence has run once, directly
 
     Graphs() = default;
     Graphs(const Graphs&) = delete;
@@ -164,19 +163,22 @@ public:
 
     // Frees all graphs, none of which may be running.
     void clear() {
-        for (const auto& [name, graph] : graphs)
+        for (const auto& [name, graph] : graphs_)
             if (graph) cudaGraphExecDestroy(graph);
-        graphs.clear();
+        graphs_.clear();
     }
 
     // work() launches on device.stream and does not synchronise.
     template <typename F> void run(const std::string& name, F work) {
         if (!on || recorder.on) return work();
-        const auto [place, is_new] = graphs.try_emplace(name, nullptr);
+        const auto [place, is_new] = graphs_.try_emplace(name, nullptr);
         if (is_new) return work();
         cudaGraphExec_t& graph = place->second;
         if (!graph) graph = capture(name, work);
         on_stream(name.c_str(), device.stream, [&] { check(cudaGraphLaunch(graph, device.stream), name.c_str()); });
+    }
+    size_t captured() const {
+        return std::count_if(graphs_.begin(), graphs_.end(), [](const auto& entry) { return entry.second != nullptr; });
     }
 
 private:
@@ -197,4 +199,6 @@ private:
         check(status, ("cudaGraphInstantiate: " + name).c_str());
         return executable;
     }
+
+    std::map<std::string, cudaGraphExec_t> graphs_;   // null: the sequence has run once, directly
 };

@@ -115,8 +115,8 @@ bool has_master(const Setup& s) { return s.precision != DType::FP32 && s.master_
 
 // What each stage of ZeRO shards. Where weights or gradients are sharded, buffers hold those of a few whole layers.
 // Weights: the layer in use, and the next one being gathered. Gradients: the layer being computed, and the one above
-// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs whole
-// gradients of a layer.
+// being reduced. With FP8 each GPU has all weights in 8 bits, so stage 3 is rejected. Muon needs a
+// layer's whole gradients.
 int last_stage(const Setup& s) { return s.optimizer == Optimizer::MUON ? 1 : s.matmul == MatmulIn::FLOATX ? 3 : 2; }
 Placement weights_placement(const Setup& s) { return s.zero >= 3 ? Placement::SHARDED : Placement::WHOLE; }
 Placement grads_placement(const Setup& s) { return s.zero >= 2 ? Placement::SHARDED : Placement::WHOLE; }
