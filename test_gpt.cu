@@ -1724,7 +1724,7 @@ void write_our_folder(const std::string& dir, Model& m) {
     const Reference r("odd");
     fs::create_directories(scratch(dir));
     r.load(m, r.setup());
-    write_model(scratch(dir), m, text_files("", m.config, false));
+    write_model(scratch(dir), m, text_files("", config_json("", m.config, INIT_STD, 0), m.config, false));
 }
 
 // Writes these weights to @/ours unless @/ours exists.

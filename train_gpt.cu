@@ -2288,7 +2288,8 @@ void validate(TrainingRun& run) {
 void show_sample(TrainingRun& run) {
     run.progress.end_line();
     std::string shown;
-    sample(run.m, {run.data.text.first()}, run.o, static_cast<uint64_t>(run.o.seed) + run.step, [&](int token) {
+    const int first = run.data.text.first(run.data.bos);
+    sample(run.m, {first}, run.o, static_cast<uint64_t>(run.o.seed) + run.step, [&](int token) {
         shown += run.data.text.decode(token);
         return true;
     });
@@ -2434,8 +2435,10 @@ void train(const Options& o) {
 // ==== main ===================================================================
 
 void run_subcommand(Subcommand subcommand, Options options) {
+    if (options.resume_if_any && !options.out.empty()) options.resume = holds_run(options.out);
     if (options.resume && !options.out.empty()) restore_options(options);
-    const std::string from = options.resume ? options.from : model_folder(options.from);
+    const bool is_recorded = options.resume && !options.resume_if_any;   // the folder's name, in the run's options
+    const std::string from = is_recorded ? options.from : model_folder(options.from);
     if (from != options.from && world.first() && subcommand != TRAIN)   // train prints it in its line "model"
         fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
     options.from = from;

@@ -128,9 +128,25 @@ void SafetensorsWriter::write_header() {
 
 // ---- weights ------------------------------------------------------------------------------------
 
+static std::string last_part(const std::string& path) { return fs::path(path).filename(); }
+
 // Returns whether a name is `last`, with or without a prefix that ends with a dot.
 static bool is_called(const std::string& name, const std::string& last) {
     return name == last || ends_with(name, "." + last);
+}
+
+// Throws a UserError if a file of the model does not exist because the folder holds a model in another format.
+static void require_format(const std::string& path) {
+    const std::string dir = fs::path(path).parent_path();
+    for (const std::string& other : exists(path) ? std::vector<std::string>() : paths_in(dir)) {
+        const std::string name = last_part(other), file = last_part(path);
+        if (begins_with(name, "adapter_"))
+            throw UserError("%s: holds %s of a PEFT adapter, expected %s of a whole model, which peft's "
+                            "merge_and_unload().save_pretrained(DIR) writes", dir.c_str(), name.c_str(), file.c_str());
+        if (begins_with(name, "pytorch_model"))   // pickled Python objects
+            throw UserError("%s: holds %s, expected %s, which transformers' save_pretrained(DIR, "
+                            "safe_serialization=True) writes", dir.c_str(), name.c_str(), file.c_str());
+    }
 }
 
 WeightFiles::WeightFiles(const std::string& dir, std::set<std::string> names, int layers) {
@@ -139,9 +155,7 @@ WeightFiles::WeightFiles(const std::string& dir, std::set<std::string> names, in
     const std::string whole = dir + "/model.safetensors", index = whole + ".index.json";
     if (exists(whole) || !exists(index)) {
         path_ = whole;
-        if (!exists(whole) && exists(dir + "/pytorch_model.bin"))   // pickled Python objects
-            throw UserError("%s: holds pytorch_model.bin, expected model.safetensors, which transformers' "
-                            "save_pretrained(DIR, safe_serialization=True) writes", dir.c_str());
+        require_format(whole);
         for (const auto& [name, entry] : open_shard(whole).entries()) tensors_[name] = &files_.at(whole);
     } else {
         path_ = index;
@@ -184,14 +198,24 @@ void WeightFiles::read_index(const std::string& dir) {
 
 // ---- config.json --------------------------------------------------------------------------------
 
-void write_config(const std::string& path, const Config& c, float init_std, int end_of_text) {
-    write_json(path, {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"n_layer", c.layers},
-                      {"n_head", c.heads}, {"n_embd", c.channels}, {"n_positions", c.context}, {"n_ctx", c.context},
-                      {"n_inner", nullptr}, {"vocab_size", c.vocab}, {"activation_function", "gelu_new"},
-                      {"layer_norm_epsilon", 1e-5}, {"initializer_range", init_std}, {"attn_pdrop", 0.0},
-                      {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}, {"scale_attn_weights", true},
-                      {"tie_word_embeddings", true}, {"torch_dtype", "float32"}, {"use_cache", true},
-                      {"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}});
+json config_json(const std::string& dir, const Config& c, float init_std, int end_of_text) {
+    if (dir.empty())
+        return {{"architectures", {"GPT2LMHeadModel"}}, {"model_type", "gpt2"}, {"n_layer", c.layers},
+                {"n_head", c.heads}, {"n_embd", c.channels}, {"n_positions", c.context}, {"n_ctx", c.context},
+                {"n_inner", nullptr}, {"vocab_size", c.vocab}, {"activation_function", "gelu_new"},
+                {"layer_norm_epsilon", 1e-5}, {"initializer_range", init_std}, {"attn_pdrop", 0.0},
+                {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}, {"scale_attn_weights", true},
+                {"tie_word_embeddings", true}, {"torch_dtype", "float32"}, {"use_cache", true},
+                {"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}};
+    json config = read_json(dir + "/config.json");
+    for (const char* key : {"torch_dtype", "dtype"})   // of transformers before and after 4.56
+        if (config.contains(key)) config[key] = "float32";
+    return config;
+}
+
+int bos_token(const std::string& dir, int V) {
+    const json bos = read_json(dir + "/config.json").value("bos_token_id", json());
+    return bos.is_number_unsigned() && bos < V ? bos.get<int>() : -1;
 }
 
 void require_supported(const Config& c, const std::string& source) {
@@ -207,15 +231,18 @@ void require_supported(const Config& c, const std::string& source) {
 }
 
 Config read_config(const std::string& path) {
+    require_format(path);
     const json file = read_json(path);
+    if (!file.is_object()) throw UserError("%s: expected an object, found %s", path.c_str(),
+                                           file.dump().substr(0, 40).c_str());
+    require_value(file, "/model_type", {"gpt2"}, path);   // first: other models have other names for their sizes
     const char* context = file.contains("n_positions") ? "n_positions" : "n_ctx";
     auto size = [&](const char* key) { return whole_number<int>(file, key, path); };
     const Config c = {size("n_layer"), size("n_head"), size("n_embd"), size(context), size("vocab_size")};
     const std::pair<const char*, std::vector<json>> ACCEPTED[] = {
-        {"/model_type", {"gpt2"}}, {"/activation_function", {nullptr, "gelu_new", "gelu_pytorch_tanh"}},
-        {"/layer_norm_epsilon", {nullptr, 1e-5}}, {"/scale_attn_weights", {nullptr, true}},
-        {"/scale_attn_by_inverse_layer_idx", {nullptr, false}}, {"/tie_word_embeddings", {nullptr, true}},
-        {"/n_inner", {nullptr, 4 * c.channels}}};
+        {"/activation_function", {nullptr, "gelu_new", "gelu_pytorch_tanh"}}, {"/layer_norm_epsilon", {nullptr, 1e-5}},
+        {"/scale_attn_weights", {nullptr, true}}, {"/scale_attn_by_inverse_layer_idx", {nullptr, false}},
+        {"/tie_word_embeddings", {nullptr, true}}, {"/n_inner", {nullptr, 4 * c.channels}}};
     for (const auto& [key, values] : ACCEPTED) require_value(file, key, values, path);
     require_supported(c, path);
     return c;
@@ -230,17 +257,6 @@ static long step_in(const std::string& name, const std::string& prefix) {
     if (begins_with(name, begin)) parse_number(name.substr(begin.size()), step);
     return step >= 0 && name == prefix + checkpoint_name(step) ? step : -1;
 }
-
-// Returns the paths in a folder; none if the folder cannot be read.
-static std::vector<std::string> paths_in(const std::string& folder) {
-    std::vector<std::string> paths;
-    std::error_code error;
-    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
-        paths.push_back(entry->path());
-    return paths;
-}
-
-static std::string last_part(const std::string& path) { return fs::path(path).filename(); }
 
 std::map<long, std::string> list_checkpoints(const std::string& out) {
     std::map<long, std::string> found;
@@ -268,7 +284,9 @@ void remove_folder(const std::string& path) {
 }
 
 void rename_folder(const std::string& from, const std::string& to) {
-    if (rename(from.c_str(), to.c_str()) != 0)
+    const int status = exists(to) ? renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE)
+                                  : rename(from.c_str(), to.c_str());
+    if (status != 0)
         throw Failure("%s: cannot be renamed to %s: %s", from.c_str(), to.c_str(), strerror(errno));
     sync_folder(fs::path(to).parent_path());
 }
@@ -308,7 +326,7 @@ void restore_options(Options& o) {
     const bool has_options = record.contains("options") && record["options"].is_object();
     const json recorded = has_options ? record["options"] : json::object();
     if (recorded.empty() && checkpoints.empty()) return;   // the run was killed before it wrote its log
-    if (o.given.count("--from") && recorded.value("from", json()) != json(o.from))
+    if (o.given.count("--from") && !o.resume_if_any && recorded.value("from", json()) != json(o.from))
         throw UserError("--resume continues from the last checkpoint in %s, --from %s starts a new run; expected only "
                         "one of these options", o.out.c_str(), o.from.c_str());
     const bool new_budget = std::any_of(BUDGETS.begin(), BUDGETS.end(),
@@ -375,18 +393,17 @@ static Descriptor open_run_folder(const std::string& out, bool resume) {
 Start find_start_in_folder(const Options& o) {
     Start start = {o.from, nullptr};
     if (o.out.empty()) {
-        if (o.resume) throw UserError("--resume needs --out DIR, the folder of the run to resume");
+        if (o.resume || o.resume_if_any) throw UserError("--resume needs --out DIR, the folder of the run to resume");
         return start;
     }
     start.lock = std::make_shared<Descriptor>(open_run_folder(o.out, o.resume));
     const auto checkpoints = list_checkpoints(o.out);
-    const bool has_log = exists(o.out + "/log.jsonl");
-    if (!o.resume && (has_log || !checkpoints.empty()))
+    if (!o.resume && holds_run(o.out))
         throw UserError("--out %s already holds a run; add --resume to continue it, or choose another folder",
                         o.out.c_str());
     if (!o.resume) return start;
     if (checkpoints.empty()) {   // start.dir is the run's --from
-        if (!has_log) throw UserError("--resume: no run in %s", o.out.c_str());
+        if (!holds_run(o.out)) throw UserError("--resume: no run in %s", o.out.c_str());
         printf("resume     %s has no checkpoint yet: the run restarts%s%s\n", o.out.c_str(),
                start.dir.empty() ? "" : " from ", start.dir.c_str());
         return start;

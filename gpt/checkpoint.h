@@ -92,14 +92,25 @@ constexpr int MAX_LAYERS = 1 << 10, MAX_CHANNELS = 1 << 16, MAX_TOKENS = 1 << 22
 // Throws UserError if the model is not supported. The message begins with `source`, the file or flags.
 void require_supported(const Config& c, const std::string& source);
 Config read_config(const std::string& path);
-void write_config(const std::string& path, const Config& c, float init_std, int end_of_text);
+// Returns config.json for the checkpoints of a model from the folder `dir`: that folder's, for weights in FP32; if dir
+// is empty, a new model's.
+json config_json(const std::string& dir, const Config& c, float init_std, int end_of_text);
+// Returns "bos_token_id" of config.json in `dir`, or -1 if it is not one of V tokens.
+int bos_token(const std::string& dir, int V);
 
 // ---- run folder ---------------------------------------------------------------------------------
+
+constexpr const char* OPTIMIZER_FILE = "optimizer.state";   // in safetensors' format
 
 inline std::string checkpoint_name(long step) { return format("step_%06ld", step); }
 
 // Returns the checkpoint folders of a run folder, by step.
 std::map<long, std::string> list_checkpoints(const std::string& out);
+
+// Returns whether --resume has a run to continue in a folder.
+inline bool holds_run(const std::string& out) {
+    return !list_checkpoints(out).empty() || exists(out + "/log.jsonl");
+}
 
 // Returns the model folder for --from: the last checkpoint if `from` is a run folder, otherwise `from`.
 std::string model_folder(const std::string& from);
@@ -107,7 +118,9 @@ std::string model_folder(const std::string& from);
 // Name prefix of a folder that is being written or removed, so that a folder step_N is always complete.
 constexpr const char* UNFINISHED = "unfinished_";
 void remove_folder(const std::string& path);   // with its contents; does nothing if it does not exist
-void rename_folder(const std::string& from, const std::string& to);   // returns when the new name is on disk
+// Returns when the new name is on disk. If `to` exists, the two exchange their names, so that `to` exists at each
+// moment.
+void rename_folder(const std::string& from, const std::string& to);
 void remove_checkpoint(const std::string& out, long step);
 void remove_unfinished(const std::string& out);   // removes UNFINISHED folders that a crash left
 

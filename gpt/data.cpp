@@ -81,6 +81,16 @@ Tokens Tokens::split_tail(double fraction) {
     return tail;
 }
 
+int Tokens::largest(size_t n) const {
+    int largest = 0;
+    for (const Piece& piece : pieces_) {
+        const size_t count = std::min(n, piece.count);
+        for (size_t i = 0; i < count; i++) largest = std::max(largest, piece[i]);
+        n -= count;
+    }
+    return largest;
+}
+
 static size_t windows_of(const Piece& p, Windows kind, size_t T) {
     switch (kind) {
         case Windows::ANYWHERE: return p.count > T ? p.count - T : 0;

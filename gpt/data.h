@@ -48,6 +48,7 @@ public:
         return std::all_of(pieces_.begin(), pieces_.end(), [](const Piece& p) { return p.token_bytes == 1; });
     }
     const std::vector<Piece>& pieces() const { return pieces_; }
+    int largest(size_t n) const;   // of the first n tokens
 
     // Removes the last `fraction` of the tokens and returns them.
     Tokens split_tail(double fraction);

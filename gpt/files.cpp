@@ -126,6 +126,15 @@ void catch_lost_pages() {
     sigaction(SIGBUS, &lost, nullptr);
 }
 
+std::vector<std::string> paths_in(const std::string& folder) {
+    std::vector<std::string> paths;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+        paths.push_back(entry->path());
+    std::sort(paths.begin(), paths.end());
+    return paths;
+}
+
 MappedFile::MappedFile(const std::string& path) : path_(path) {
     const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));   // opening a pipe does not block
     if (file < 0) throw UserError("%s: %s", path.c_str(), strerror(errno));
@@ -137,6 +146,9 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     void* mapped = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     if (mapped == MAP_FAILED) throw Failure("%s: mmap: %s", path.c_str(), strerror(errno));
     data_.reset(static_cast<const char*>(mapped), [mapped, size = size_](const char*) { munmap(mapped, size); });
+    if (begins_with(std::string(data(), std::min<size_t>(size_, 64)), "version https://git-lfs"))
+        throw UserError("%s: found a pointer of git-lfs instead of the file; run `git lfs pull` in its folder",
+                        path.c_str());
 }
 
 void MappedFile::require_whole() const {

@@ -94,6 +94,9 @@ inline bool exists(const std::string& path) {
     return fs::exists(path, ignored);
 }
 
+// Returns the paths in a folder, sorted; none if the folder cannot be read.
+std::vector<std::string> paths_in(const std::string& folder);
+
 // A read-only memory-mapped file. Pages are read from disk on access, so the file may be larger than memory.
 class MappedFile {
 public:

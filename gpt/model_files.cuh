@@ -1,7 +1,7 @@
 // A model's tensors in files. Included by train_gpt.cu; gpt/checkpoint.h has what does not need the model.
 //
 // out/step_001000/ is a Hugging Face folder: config.json, model.safetensors and the tokenizer's files. In addition it
-// has optimizer.safetensors (m/NAME, v/NAME) and trainer.json, from which training resumes with the same bits. A
+// has optimizer.state (m/NAME, v/NAME) and trainer.json, from which training resumes with the same bits. A
 // checkpoint is written under another name, flushed to disk and renamed, so a crash leaves the last good one.
 #pragma once
 
@@ -44,7 +44,9 @@ void read_weights(Model& m, const std::string& dir) {
 }
 
 void read_moments(Model& m, const std::string& dir) {
-    const Safetensors file(dir + "/optimizer.safetensors");
+    // Programs that read all *.safetensors of a folder as weights made the older name unsuitable.
+    const std::string older = dir + "/optimizer.safetensors";
+    const Safetensors file(exists(older) ? older : dir + "/" + OPTIMIZER_FILE);
     read_block(m.adam_m, states_placement(m.setup), file, m, "m/");
     read_block(m.adam_v, states_placement(m.setup), file, m, "v/");
 }
@@ -99,38 +101,40 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
 }
 
 // Writes the Hugging Face part of a checkpoint.
-void write_model(const std::string& dir, const Model& m, const TextFiles& text) {
-    if (world.first()) {
-        write_config(dir + "/config.json", m.config, INIT_STD, text.end_of_text);
-        for (const auto& [name, content] : text.content) write_file(dir + "/" + name, content);
+void write_model(const std::string& dir, const Model& m, const std::map<std::string, std::string>& text_files) {
+    for (const auto& [name, content] : text_files) {
+        if (!world.first()) break;
+        const std::string path = dir + "/" + name, folder = fs::path(path).parent_path();
+        std::error_code error;
+        fs::create_directory(folder, error);
+        if (error) throw Failure("%s: cannot be created: %s", folder.c_str(), error.message().c_str());
+        write_file(path, content);
+        if (folder != dir) sync_folder(folder);
     }
     write_blocks(dir + "/model.safetensors", m, {{"", m.master, master_placement(m.setup)}});
 }
 
 // Writes out/step_N, then removes all but the last `keep` checkpoints (0: keeps all). Returns the new one's path.
-std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text, long step, json trainer,
-                             int keep) {
+std::string write_checkpoint(const std::string& out, const Model& m,
+                             const std::map<std::string, std::string>& text_files, long step, json trainer, int keep) {
     const std::string name = checkpoint_name(step);
     const std::string target = out + "/" + name, unfinished = out + "/" + UNFINISHED + name;
     trainer["step"] = step;
     const std::vector<NamedBlock> moments = {{"m/", m.adam_m, states_placement(m.setup)},
                                              {"v/", m.adam_v, states_placement(m.setup)}};
     if (!world.first()) {   // takes part in gathering the tensors
-        write_model(unfinished, m, text);
+        write_model(unfinished, m, text_files);
         write_blocks(unfinished, m, moments);
         return target;
     }
     try {
         remove_folder(unfinished);
-        std::error_code error;
-        fs::create_directory(unfinished, error);
-        if (error) throw Failure("%s: cannot be created: %s", unfinished.c_str(), error.message().c_str());
-        write_model(unfinished, m, text);
-        write_blocks(unfinished + "/optimizer.safetensors", m, moments);
+        write_model(unfinished, m, text_files);
+        write_blocks(unfinished + "/" + OPTIMIZER_FILE, m, moments);
         write_json(unfinished + "/trainer.json", trainer);
         sync_folder(unfinished);
-        remove_checkpoint(out, step);   // the same step, written before
         rename_folder(unfinished, target);
+        remove_folder(unfinished);   // the same step, written before
     } catch (const std::exception& error) {
         std::error_code ignored;
         fs::remove_all(unfinished, ignored);

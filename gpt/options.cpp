@@ -96,8 +96,19 @@ static Flag choice(const char* name, int subcommands, E& to, const char* const (
 }
 
 static Flag toggle(const char* name, int subcommands, bool& to, const char* example, const char* text) {
-    auto parse = [&to](const std::string&) { return to = true; };
+    auto parse = [&to](const std::string& s) { return s.empty() && (to = true); };
     return {name, subcommands, "", "", example, text, parse, [&to] { return json(to); }, true};
+}
+
+// A switch with the optional value auto.
+static Flag resume(Options& o, const char* example, const char* text) {
+    auto parse = [&o](const std::string& s) {
+        if (!s.empty() && s != "auto") return false;
+        o.resume_if_any = !s.empty();
+        return o.resume = true;
+    };
+    auto value = [&o] { return json(o.resume); };
+    return {"--resume", TRAIN, " [auto]", "auto or nothing", example, text, parse, value, true};
 }
 
 // ---- the table ----------------------------------------------------------------------------------
@@ -122,6 +133,9 @@ std::vector<Flag> flag_table(Options& o) {
                "Number of positions, the longest sequence (default: the model's)"),
         number("--vocab", TRAIN | PLAN, "N", o.vocab, {1}, "512",
                "Vocabulary size (default: 256 for data in bytes, else the model's)"),
+        number("--eot", TRAIN, "TOKEN", o.eot, {0}, "./train_gpt --data \"data/*.bin\" --vocab 32000 --eot 0",
+               "End-of-text token of a new model on shards (default: 50256 for GPT-2's, else the last token). "
+               "config.json has it, and samples begin with it."),
     }}, {"data", {
         text("--data", TRAIN | EVAL, "PATTERN", o.data, "./train_gpt --data \"data/*.txt\" --out runs/mine",
              "Text files or .bin token shards to train on or evaluate. Globs are allowed. The tokenizer in --from "
@@ -199,8 +213,9 @@ std::vector<Flag> flag_table(Options& o) {
     }}, {"run", {
         text("--out", TRAIN, "DIR", o.out, "runs/mine",
              "Folder for log.jsonl and checkpoints (default: nothing is written)"),
-        toggle("--resume", TRAIN, o.resume, "./train_gpt --resume --out runs/mine --steps 2000",
-               "Resume from the last checkpoint in --out. The run's options apply unless others are given."),
+        resume(o, "./train_gpt --resume --out runs/mine --steps 2000",
+               "Resume from the last checkpoint in --out. The run's options apply unless others are given. auto: start "
+               "a run if --out holds none, so that one command does both, for launchers that restart it."),
         number("--eval-every", TRAIN, "STEPS", o.eval_every, {}, "100",
                "Steps between validation losses; 0: never. If not 0, there is also one at the end."),
         number("--eval-sequences", TRAIN, "N", o.eval_sequences, {}, "0", "Sequences per validation loss; 0: all"),
@@ -498,7 +513,7 @@ Options parse_options(Subcommand subcommand, const char* name, const std::vector
             throw UserError("%s: not a flag of %s, but of %s; ./train_gpt --help %s explains it", flag->name, name,
                             joined(names_of(flag->subcommands)).c_str(), flag->name);
         std::string value = equals == NONE ? "" : args[i].substr(equals + 1);
-        if (flag->is_switch && equals != NONE)
+        if (flag->is_switch && flag->values.empty() && equals != NONE)
             throw UserError("%s: takes no value; expected %s, found '%s'", args[i].c_str(), flag->name, value.c_str());
         if (!flag->is_switch && equals == NONE) {
             const bool at_end = i + 1 == args.size();
@@ -507,6 +522,7 @@ Options parse_options(Subcommand subcommand, const char* name, const std::vector
                                 at_end ? "nothing" : ("'" + args[i + 1] + "'").c_str());
             value = args[++i];
         }
+        if (flag->is_switch && equals == NONE && i + 1 < args.size() && flag->parse(args[i + 1])) value = args[++i];
         if (!flag->parse(value))
             throw UserError("%s %s: invalid value; expected %s, found '%s'", flag->name, shell_word(value).c_str(),
                             flag->values.c_str(), value.c_str());

@@ -47,7 +47,7 @@ struct BatchRamp { long from = 0, tokens = 0; };
 struct Options {
     // model
     std::string model = "gpt2", from;
-    int layers = 0, heads = 0, channels = 0, context = 0, vocab = 0;
+    int layers = 0, heads = 0, channels = 0, context = 0, vocab = 0, eot = -1;
     // data
     std::string data, val_data, hellaswag;
     double val_fraction = 0.1;
@@ -85,7 +85,7 @@ struct Options {
     double timeout = 300;
     // run folder
     std::string out, trace;
-    bool resume = false, verbose = false;
+    bool resume = false, resume_if_any = false, verbose = false;   // resume_if_any: --resume auto
     long eval_every = 250, eval_sequences = 80, sample_every = 0, checkpoint_every = 1000;
     int keep = 0;
     // samples
@@ -124,7 +124,7 @@ struct Flag {
                                // depends on other things; --help FLAG prints all
     std::function<bool(const std::string&)> parse;   // false: not a valid value
     std::function<json()> value;
-    bool is_switch = false;
+    bool is_switch = false;    // has no value or, if `values` is not empty, an optional one
     const char* group = "";    // heading in --help
 };
 

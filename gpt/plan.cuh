@@ -358,6 +358,13 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
     printf("step       %s%s; %s%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(), ramp.c_str(),
            length.c_str(), resumed.c_str(), recompute_name(s), matmul.c_str(), zero.c_str());
     printf("memory     %s\n", memory_text(plan(s), memory_now().all, s.optimizer).c_str());
+    const double step = double(accumulation) * s.N() * s.data();
+    const double steps = o.minutes > 0 ? INFINITY : o.tokens > 0 ? ceil(double(o.tokens) / step) : o.steps;
+    if (o.warmup > steps)
+        printf("note       --warmup %g is longer than the run of %.0f steps, which does not reach --lr\n", o.warmup,
+               steps);
+    if (o.min_lr > o.lr && o.schedule != Schedule::CONSTANT)
+        printf("note       --min-lr %g is above --lr %g: the learning rate rises after warm-up\n", o.min_lr, o.lr);
     if (o.verbose) {
         print_categories(plan(s), memory_now().all);
         const size_t text_bytes = data.train.text_bytes() + data.val.text_bytes();

@@ -116,7 +116,10 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
     std::vector<int> tokens;
     size_t begin = 0;   // start of the text that is not yet encoded
     auto encode_until = [&](size_t end) {
-        for_each_word(text.substr(begin, end - begin), [&](std::string_view word) { merge(tokens, word); });
+        const bool adds_space = adds_space_ && begin < end && text[begin] != ' ';
+        const std::string with_space = adds_space ? " " + std::string(text.substr(begin, end - begin)) : "";
+        for_each_word(adds_space ? with_space : text.substr(begin, end - begin),
+                      [&](std::string_view word) { merge(tokens, word); });
     };
     for (size_t at = 0; at < text.size(); at++) {
         const int added = at < begin ? -1 : added_at(text.substr(at));
@@ -137,14 +140,15 @@ Tokenizer::Tokenizer() : byte_tokens_(BYTE_VOCAB) {
 // ---- reading files ------------------------------------------------------------------------------
 
 // Fills a Tokenizer from tokenizer.json, or from vocab.json and merges.txt, which transformers 4 writes for tokenizers
-// implemented in Python.
+// implemented in Python. As in transformers, tokenizer_config.json, special_tokens_map.json and added_tokens.json add
+// tokens and settings to these.
 class TokenizerFile {
 public:
-    TokenizerFile(Tokenizer& t, const std::string& dir) : t_(t), path_(dir + "/tokenizer.json") {
-        const bool is_split = !exists(path_) && exists(dir + "/vocab.json");
-        if (is_split) path_ = dir + "/vocab.json";
+    TokenizerFile(Tokenizer& t, const std::string& dir, size_t most)
+        : t_(t), dir_(dir), most_(most),
+          is_split_(!exists(dir + "/tokenizer.json") && exists(dir + "/vocab.json")) {
         try {
-            read(is_split ? joined(read_json<json>(path_), dir + "/merges.txt") : read_json<json>(path_));
+            read();
         } catch (const json::exception& error) {
             fail(error.what());
         }
@@ -155,40 +159,100 @@ private:
 
     [[noreturn]] void fail(const std::string& what) const { throw UserError("%s: %s", path_.c_str(), what.c_str()); }
 
-    // Returns the content of the two files as one tokenizer.json. vocab.json does not mark added tokens: they are the
-    // tokens that are neither a byte nor the result of a merge.
-    static json joined(const json& vocabulary, const std::string& merges_path) {
-        json merges = json::array(), added = json::array();
-        std::set<std::string> made;
-        for (const std::string& byte : byte_alphabet()) made.insert(byte);
-        std::istringstream lines(read_file(merges_path));
-        for (std::string line; std::getline(lines, line);) {
-            if (!line.empty() && line.back() == '\r') line.pop_back();
-            if (line.empty() || begins_with(line, "#version")) continue;
-            merges.push_back(line);
-            made.insert(line.erase(std::min(line.size(), line.find(' ')), 1));
-        }
-        for (const auto& [token, id] : vocabulary.items())
-            if (!made.count(token)) added.push_back({{"content", token}, {"id", id}, {"special", true}});
-        return {{"model", {{"vocab", vocabulary}, {"merges", merges}}}, {"added_tokens", added},
-                {"pre_tokenizer", {{"type", "ByteLevel"}}}};
+    // Returns the object in a file of the folder. From here on, errors name this file.
+    json open(const std::string& name) {
+        path_ = dir_ + "/" + name;
+        const json file = read_json<json>(path_);
+        if (!file.is_object()) fail("expected an object, found " + file.dump().substr(0, 40));
+        return file;
     }
+    json open_if_any(const std::string& name) { return exists(dir_ + "/" + name) ? open(name) : json::object(); }
 
-    void read(const json& file) {
-        if (!file.is_object()) fail("expected an object with \"model\", found " + file.dump().substr(0, 40));
+    void read() {
+        config_ = open_if_any("tokenizer_config.json");
+        if (is_split_)   // other classes split words in other ways
+            require_value(config_, "/tokenizer_class", {nullptr, "GPT2Tokenizer", "GPT2TokenizerFast"}, path_);
+        searches_special_ = !config_.value("split_special_tokens", false);
+        const bool is_old = !config_.contains("added_tokens_decoder");   // which replaces these two files
+        names_ = is_old ? open_if_any("special_tokens_map.json") : json::object();
+        const json numbers = is_old ? open_if_any("added_tokens.json") : json::object();
+        const json file = is_split_ ? joined() : open("tokenizer.json");
         require_byte_level(file);
+        const json name = config_.value("tokenizer_class", json());
+        const bool is_general = name == "PreTrainedTokenizerFast" || name == "TokenizersBackend";
+        t_.adds_space_ = is_general ? file["pre_tokenizer"].value("add_prefix_space", false)
+                                    : config_.value("add_prefix_space", false);
         const json& model = file.at("model");
-        read_vocabulary(model.at("vocab"), file.value("added_tokens", json::array()));
+        for (const auto& [token, id] : model.at("vocab").items()) ids_[token] = id_of(token, id);
+        add_tokens(file.value("added_tokens", json::array()));
+        const std::string main = std::exchange(path_, dir_);
+        add_tokens(declared(numbers));
+        path_ = main;
+        number_tokens();
         read_post_processor(file.value("post_processor", json()));
         for (const json& merge : model.at("merges")) read_merge(merge);
+    }
+
+    // Returns the content of vocab.json and merges.txt as one tokenizer.json.
+    json joined() {
+        json merges = json::array();
+        std::istringstream lines(read_file(dir_ + "/merges.txt"));
+        for (std::string line; std::getline(lines, line);) {
+            if (!line.empty() && line.back() == '\r') line.pop_back();
+            if (!line.empty() && !begins_with(line, "#version")) merges.push_back(line);
+        }
+        json single = json::array();   // with tokenizer.json, transformers ignores add_bos_token and add_eos_token
+        const auto add = [&](const char* setting, const char* name) {
+            const json token = named(name);
+            if (config_.value(setting, false))
+                single.push_back({{"SpecialToken", {{"id", token.is_object() ? token.at("content") : token}}}});
+        };
+        add("add_bos_token", "bos_token");
+        single.push_back({{"Sequence", {{"id", "A"}}}});
+        add("add_eos_token", "eos_token");
+        return {{"model", {{"vocab", open("vocab.json")}, {"merges", merges}}},
+                {"pre_tokenizer", {{"type", "ByteLevel"}}},
+                {"post_processor", {{"type", "TemplateProcessing"}, {"single", single}}}};
+    }
+
+    // Returns what special_tokens_map.json or tokenizer_config.json calls `name`: a token or a list of tokens, as texts
+    // or objects with "content".
+    json named(const std::string& name) const {
+        static const std::set<std::string> WITH_DEFAULT = {"bos_token", "eos_token", "unk_token"};
+        const json by_default = is_split_ && WITH_DEFAULT.count(name) ? json(END_OF_TEXT) : json();
+        return names_.value(name, config_.value(name, by_default));
+    }
+
+    // Returns the tokens that other files than tokenizer.json declare, in the format of its "added_tokens".
+    json declared(const json& numbers) const {
+        json tokens = json::array();
+        const json decoder = config_.value("added_tokens_decoder", json::object());
+        for (const auto& [key, token] : decoder.items()) {
+            int id;
+            tokens.push_back(token);
+            tokens.back()["id"] = parse_number(key, id) ? json(id) : json(key);
+        }
+        for (const auto& [text, id] : numbers.items()) tokens.push_back({{"content", text}, {"id", id}});
+        for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
+                                 "mask_token", "additional_special_tokens", "extra_special_tokens"}) {
+            const json found = named(name);
+            const bool is_list = found.is_structured() && !found.contains("content");
+            for (json token : is_list ? found : json::array({found})) {
+                if (token.is_null() || !searches_special_) continue;
+                if (!token.is_object()) token = {{"content", token}};
+                token["special"] = true;
+                tokens.push_back(token);
+            }
+        }
+        return tokens;
     }
 
     // Rejects settings other than GPT-2's, because only these are implemented. null stands for a missing key.
     void require_byte_level(const json& file) const {
         static const std::pair<const char*, std::vector<json>> ACCEPTED[] = {
             {"/normalizer", {nullptr}}, {"/pre_tokenizer/type", {"ByteLevel"}},
-            {"/pre_tokenizer/add_prefix_space", {false, nullptr}}, {"/pre_tokenizer/use_regex", {true, nullptr}},
-            {"/model/type", {"BPE", nullptr}}, {"/model/dropout", {nullptr, 0.0}},
+            {"/pre_tokenizer/use_regex", {true, nullptr}}, {"/model/type", {"BPE", nullptr}},
+            {"/model/dropout", {nullptr, 0.0}},
             {"/model/continuing_subword_prefix", {nullptr, ""}}, {"/model/end_of_word_suffix", {nullptr, ""}},
             {"/model/byte_fallback", {false, nullptr}}, {"/model/ignore_merges", {false, nullptr}}};
         for (const auto& [key, values] : ACCEPTED) require_value(file, key, values, path_);
@@ -206,7 +270,7 @@ private:
         for (const json& piece : part.at("single")) {
             const bool is_text = piece.contains("Sequence");
             const std::string name = piece.at(is_text ? "Sequence" : "SpecialToken").at("id");
-            if (is_text ? text_passed || name != "A" : t_.added(name) < 0)
+            if (is_text ? text_passed || name != "A" : !added_.count(ids_[name]))
                 fail("post_processor has " + piece.dump().substr(0, 200) +
                      ", expected added tokens and one sequence A");
             if (is_text) text_passed = true;
@@ -222,22 +286,31 @@ private:
         return id;
     }
 
-    void read_vocabulary(const json& vocabulary, const json& added) {
-        for (const auto& [token, id] : vocabulary.items()) ids_[token] = id_of(token, id);
-        for (const json& entry : added) {
-            const std::string text = entry.at("content");
-            const int id = id_of(text, entry.at("id"));
+    // Adds tokens that are matched before the split. One without an id is in the vocabulary or gets the next id.
+    void add_tokens(const json& tokens) {
+        for (const json& token : tokens) {
+            const std::string text = token.at("content");
+            if (text.empty()) fail("an added token is empty: " + token.dump());
             for (const char* option : {"/lstrip", "/rstrip", "/single_word"})
-                require_value(entry, option, {false, nullptr}, path_ + ": added token '" + text + "'");
-            if (text.empty()) fail(format("the added token %d is empty", id));
-            const int known = ids_.emplace(text, id).first->second;
-            if (known != id) fail(format("token '%s' has two ids, %d and %d", text.c_str(), known, id));
+                require_value(token, option, {false, nullptr}, path_ + ": added token '" + text + "'");
+            const auto known = ids_.find(text);
+            if (!token.contains("id") && known == ids_.end() && ids_.size() >= most_) continue;
+            const int next = known == ids_.end() ? static_cast<int>(ids_.size()) : known->second;
+            const int id = token.contains("id") ? id_of(text, token["id"]) : next;
+            if (known != ids_.end() && id != next)
+                fail(format("token '%s' has two ids, %d and %d", text.c_str(), next, id));
+            ids_[text] = id;
+            const bool is_special = token.value("special", false);
+            if (is_special) t_.special_.insert(id);
+            if (!added_.emplace(id, text).second || (is_special && !searches_special_)) continue;
             t_.added_.push_back(id);
             t_.begins_added_[static_cast<unsigned char>(text[0])] = true;
-            if (entry.value("special", false)) t_.special_.insert(id);
         }
-        number_tokens();
-        for (const json& entry : added) t_.bytes_[entry.at("id").get<int>()] = entry.at("content");
+    }
+
+    void number_tokens() {
+        fill_bytes();
+        for (const auto& [id, text] : added_) t_.bytes_[id] = text;
         auto longer = [&](int a, int b) { return t_.bytes_[a].size() > t_.bytes_[b].size(); };
         std::sort(t_.added_.begin(), t_.added_.end(), longer);
         for (const std::string& byte : byte_alphabet()) {
@@ -248,8 +321,8 @@ private:
         }
     }
 
-    // Fills t_.bytes_. Each id below the number of tokens must belong to exactly one token.
-    void number_tokens() {
+    // Each id below the number of tokens must belong to exactly one token.
+    void fill_bytes() {
         std::vector<const std::string*> owner(ids_.size());
         t_.bytes_.resize(ids_.size());
         std::unordered_map<std::string, char> byte_of;
@@ -296,16 +369,22 @@ private:
     }
 
     Tokenizer& t_;
-    std::string path_;
+    const std::string dir_;
+    const size_t most_;
+    const bool is_split_;   // vocab.json and merges.txt
+    std::string path_;      // of the file that is being read
+    json config_, names_;   // tokenizer_config.json and special_tokens_map.json
+    bool searches_special_ = true;
     std::unordered_map<std::string, int> ids_;   // by the token's text in the file
+    std::map<int, std::string> added_;
 };
 
-Tokenizer::Tokenizer(const std::string& dir) { TokenizerFile(*this, dir); }
+Tokenizer::Tokenizer(const std::string& dir, size_t most) { TokenizerFile(*this, dir, most); }
 
 // ---- tokens as text -----------------------------------------------------------------------------
 
 Text::Text(const std::string& dir, int V) : dir_(dir), V_(V) {
-    if (!dir.empty() && Tokenizer::is_in(dir)) tokenizer_ = std::make_shared<Tokenizer>(dir);
+    if (!dir.empty() && Tokenizer::is_in(dir)) tokenizer_ = std::make_shared<Tokenizer>(dir, V);
     else if (V == BYTE_VOCAB) tokenizer_ = std::make_shared<Tokenizer>();
     if (tokenizer_ && tokenizer_->size() > static_cast<size_t>(V))   // V may include padding
         throw UserError("%s: the tokenizer has %zu tokens, expected at most the %d of config.json", dir.c_str(),
@@ -331,9 +410,10 @@ std::vector<int> Text::encode(const std::string& text) const {
     return tokens;
 }
 
-int Text::first() const {
-    if (!tokenizer_) return V_ - 1;
-    const int end_of_text = tokenizer_->added("<|endoftext|>");
+int Text::first(int bos) const {
+    if (!tokenizer_) return bos >= 0 ? bos : V_ - 1;
+    if (bos >= 0 && static_cast<size_t>(bos) < tokenizer_->size() && !tokenizer_->is_bytes()) return bos;
+    const int end_of_text = tokenizer_->added(END_OF_TEXT);
     return end_of_text >= 0 ? end_of_text : tokenizer_->encode("\n")[0];
 }
 
@@ -378,7 +458,7 @@ std::vector<int> read_prompt(const Options& o, const Text& text, int V) {
     return tokens;
 }
 
-// ---- tokenizer files of a checkpoint ------------------------------------------------------------
+// ---- text files of a checkpoint -----------------------------------------------------------------
 
 // Adds the files of a tokenizer whose token i is byte i, for transformers. lm-evaluation-harness begins each text with
 // the end-of-text token. It is byte 255, which does not occur in UTF-8 and which byte_alphabet() writes as a letter.
@@ -404,22 +484,34 @@ static void add_byte_tokenizer(std::map<std::string, std::string>& files, const 
     files["tokenizer_config.json"] = json_text(config, 2) + "\n";
 }
 
-TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes) {
-    TextFiles files = {{}, c.vocab - 1};
-    if (!dir.empty()) {
-        for (const char* name : {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
-                                 "special_tokens_map.json", "generation_config.json"})
-            if (exists(dir + "/" + name)) files.content[name] = read_file(dir + "/" + name);
-        // Keeps the end-of-text token of the folder's config.json.
-        const json end = read_json(dir + "/config.json").value("eos_token_id", json());
-        if (end.is_number_unsigned() && end < c.vocab) files.end_of_text = end;
-    }
-    if ((dir.empty() || !Tokenizer::is_in(dir)) && (c.vocab == BYTE_VOCAB || data_is_bytes)) {
-        add_byte_tokenizer(files.content, c);
-        files.end_of_text = BYTE_VOCAB - 1;
-    }
-    const json generation = {{"_from_model_config", true}, {"bos_token_id", files.end_of_text},
-                             {"eos_token_id", files.end_of_text}};
-    files.content.emplace("generation_config.json", json_text(generation, 2) + "\n");   // unless `dir` has one
+// Returns the files in `dir` that have the names of transformers' tokenizer files.
+static std::map<std::string, std::string> tokenizer_files(const std::string& dir) {
+    const char* const NAMES[] = {"tokeniz", "vocab.", "merges.", "added_tokens.", "special_tokens_map.",
+                                 "chat_template", "generation_config."};   // as they begin
+    const std::string templates = "additional_chat_templates/";
+    std::map<std::string, std::string> files;
+    for (const std::string& folder : {std::string(), templates})
+        for (const std::string& path : paths_in(dir + "/" + folder)) {
+            const std::string name = fs::path(path).filename();
+            const auto begins_name = [&](const char* begin) { return begins_with(name, begin); };
+            std::error_code ignored;
+            if ((folder == templates || std::any_of(std::begin(NAMES), std::end(NAMES), begins_name)) &&
+                fs::is_regular_file(path, ignored))
+                files[folder + name] = fs::file_size(path, ignored) ? read_file(path) : "";
+        }
+    return files;
+}
+
+std::map<std::string, std::string> text_files(const std::string& dir, const json& config, const Config& c,
+                                              bool data_is_bytes) {
+    std::map<std::string, std::string> files;
+    if (!dir.empty()) files = tokenizer_files(dir);
+    if ((dir.empty() || !Tokenizer::is_in(dir)) && (c.vocab == BYTE_VOCAB || data_is_bytes))
+        add_byte_tokenizer(files, c);
+    json generation = {{"_from_model_config", true}};
+    for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+        if (config.contains(key)) generation[key] = config[key];
+    files.emplace("generation_config.json", json_text(generation, 2) + "\n");   // unless `dir` has one
+    files["config.json"] = json_text(config, 2) + "\n";
     return files;
 }

@@ -5,7 +5,8 @@
 // repeats until no adjacent pair is in the table. Decoding concatenates the tokens' bytes.
 //
 // Any bytes can be encoded. A byte outside a valid UTF-8 character is treated as a character that is neither a letter
-// nor a number nor white space. Since all 256 bytes are tokens, decode(encode(bytes)) == bytes.
+// nor a number nor white space. Since all 256 bytes are tokens, decode(encode(bytes)) == bytes, unless
+// the tokenizer's add_prefix_space adds spaces.
 //
 // Added tokens, such as <|endoftext|>, are matched before the split, from left to right, the longest at each position.
 //
@@ -22,6 +23,8 @@
 
 // ---- the tokenizer ------------------------------------------------------------------------------
 
+constexpr const char* END_OF_TEXT = "<|endoftext|>";   // GPT-2's special token
+
 // Returns the UTF-8 character for each byte in tokenizer files: the Latin-1 character if it is printable and not a
 // space, otherwise the next unused character from U+0100.
 std::vector<std::string> byte_alphabet();
@@ -36,8 +39,10 @@ public:
 
     // A tokenizer whose token i is byte i.
     Tokenizer();
-    // Reads DIR/tokenizer.json or, if it does not exist, DIR/vocab.json and DIR/merges.txt. Throws UserError.
-    explicit Tokenizer(const std::string& dir);
+    // Reads DIR/tokenizer.json or, if it does not exist, DIR/vocab.json and DIR/merges.txt, and in both cases the
+    // tokens and settings in tokenizer_config.json, special_tokens_map.json and added_tokens.json. Special tokens that
+    // these name, but that have no id, get the next ids below `most`. Throws UserError.
+    explicit Tokenizer(const std::string& dir, size_t most = SIZE_MAX);
 
     size_t size() const { return bytes_.size(); }
     // Returns whether this equals Tokenizer(). Without added tokens, before() and after() are empty.
@@ -69,6 +74,7 @@ private:
     std::vector<int> byte_tokens_, added_, before_, after_;   // added_: longest first
     std::set<int> special_;
     std::bitset<256> begins_added_;   // per byte: whether an added token begins with it
+    bool adds_space_ = false;   // before a text, and after an added token, unless there is one
     std::unordered_map<uint64_t, Merge> merges_;
 };
 
@@ -92,9 +98,10 @@ public:
     std::string decode(int token) const { return tokenizer_ ? tokenizer_->decode(token) : format("%d ", token); }
     // Returns the number of text bytes of a token: 0 for a special token, and 0 without a tokenizer.
     size_t bytes_of(int token) const { return tokenizer_ && !tokenizer_->is_special(token) ? decode(token).size() : 0; }
-    // Returns the first token of a sample without a prompt: <|endoftext|> or, if it does not exist, a line feed;
-    // without a tokenizer, token V - 1.
-    int first() const;
+    // Returns the first token of a sample without a prompt: bos, the model's token for the start of a text. If that is
+    // -1 or no token of the tokenizer, and for bytes: <|endoftext|> or, if it does not exist, a line feed; without a
+    // tokenizer, token V - 1.
+    int first(int bos) const;
 
 private:
     std::string dir_;
@@ -108,14 +115,11 @@ Text text_if_any(const std::string& dir, int V);
 // Returns the tokens of --prompt or --prompt-tokens; "-" reads them from standard input.
 std::vector<int> read_prompt(const Options& o, const Text& text, int V);
 
-// ---- tokenizer files of a checkpoint ------------------------------------------------------------
+// ---- text files of a checkpoint -----------------------------------------------------------------
 
-struct TextFiles {
-    std::map<std::string, std::string> content;   // by file name
-    int end_of_text;                              // token
-};
-
-// Returns the tokenizer files of a checkpoint, for transformers' AutoTokenizer and this program: the files in `dir`,
-// the folder from which the model was loaded, otherwise files of a byte tokenizer if the data is bytes. They are read
-// once, at the start of a run, because `dir` may be a checkpoint that the run deletes.
-TextFiles text_files(const std::string& dir, const Config& c, bool data_is_bytes);
+// Returns a checkpoint's text files, by name, for transformers and this program: config.json with the content `config`,
+// generation_config.json, and the tokenizer's: those in `dir`, the folder from which the model was loaded, otherwise
+// those of a byte tokenizer if the data is bytes. They are read once, at the start of a run, because `dir` may be a
+// checkpoint that the run deletes.
+std::map<std::string, std::string> text_files(const std::string& dir, const json& config, const Config& c,
+                                              bool data_is_bytes);

@@ -30,7 +30,7 @@ struct TrainingRun {
     long tried = start.step;         // the last step after which a checkpoint was attempted or is forbidden
     LossScale scale = start_loss_scale(o, start);   // after the last step
     NoiseScale noise = start_noise(start);
-    TextFiles text_files;            // the tokenizer's files, copied to each checkpoint
+    std::map<std::string, std::string> text_files;   // of each checkpoint
     std::vector<Question> questions;
     Progress progress{start.step, o.verbose};
     Log log;
@@ -50,7 +50,9 @@ void load_run(TrainingRun& run, const Setup& setup) {
     if (!seconds.is_number() || seconds < 0)
         throw UserError("%s/trainer.json: \"seconds\": expected a number of seconds", run.start.dir.c_str());
     run.seconds = seconds;
-    run.text_files = text_files(run.start.dir, setup.config, run.data.train.bytes_only());
+    const bool bytes_only = run.data.train.bytes_only();
+    const json config = config_json(run.start.dir, setup.config, INIT_STD, run.data.bos);
+    run.text_files = text_files(run.start.dir, config, setup.config, bytes_only);
     if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
     allocate(run.m, setup);
     load_start(run.m, run.start, o.seed);
@@ -182,7 +184,7 @@ void print_end(TrainingRun& run, double tokens, double seconds) {
                format("; sent %s a step by each of %zu GPUs", sent.c_str(), world.size).c_str());
     }
     const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
-    const bool has_text = run.text_files.content.count("tokenizer.json");
+    const bool has_text = run.text_files.count("tokenizer.json") || run.text_files.count("vocab.json");
     print_next(o, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
-               has_text ? "" : format(" --prompt-tokens %d", run.data.text.first()), is_complete(run));
+               has_text ? "" : format(" --prompt-tokens %d", run.data.text.first(run.data.bos)), is_complete(run));
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Common part of the GPT-2 recipes: recipe.sh NAME OPTIONS. gpt2_124M.sh and the other recipes pass the run's name and,
 # as options of ./train_gpt, model, micro-batch, learning rate and steps. Further options override these:
-# scripts/gpt2_124M.sh --seed 2. After an interruption, scripts/gpt2_124M.sh --resume resumes the run.
+# scripts/gpt2_124M.sh --seed 2. After an interruption, the same command continues the run.
 #
 # Hyperparameters as in llm.c's runs and GPT-3's table: 524,288 tokens per step, AdamW with beta2 0.95, weight decay
 # 0.1, gradients clipped at norm 1, 700 steps of warm-up, cosine schedule; validation every 250 steps on 10 million
@@ -34,5 +34,5 @@ exec ./train_gpt train \
     --beta1 0.9 --beta2 0.95 --weight-decay 0.1 --grad-clip 1.0 \
     --eval-every 250 --eval-sequences 10240 \
     --sample-every 1000 --sample-tokens 128 \
-    --checkpoint-every 1000 --keep 3 \
+    --checkpoint-every 1000 --keep 3 --resume auto \
     "$@"

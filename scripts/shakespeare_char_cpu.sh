@@ -16,5 +16,5 @@ exec ./train_gpt train \
     --steps 2000 --lr 1e-3 --min-lr 1e-4 --warmup 100 --schedule cosine \
     --beta1 0.9 --beta2 0.99 --weight-decay 0.1 --grad-clip 1.0 \
     --eval-every 250 --eval-sequences 240 \
-    --sample-every 500 --sample-tokens 200 \
+    --sample-every 500 --sample-tokens 200 --resume auto \
     "$@"

@@ -390,7 +390,7 @@ def first_moments(program, options):
     """Returns Adam's first moments after one step as FP32 numbers: the step's gradients times 1 - beta1."""
     with tempfile.TemporaryDirectory(dir=program.folder) as out:
         program.call("train", "--data", os.path.join(program.folder, FEW_WORDS), *flags(options), "--out", out)
-        with open(os.path.join(out, "step_000001", "optimizer.safetensors"), "rb") as file:
+        with open(os.path.join(out, "step_000001", "optimizer.state"), "rb") as file:
             tensors = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             places = [tensor["data_offsets"] for name, tensor in tensors.items() if name.startswith("m/")]
             data = file.read()

@@ -298,7 +298,7 @@ def test_limits(world):
 
     out = world.new_out()
     done = world.run(out, SHORT, preexec_fn=limit_files)
-    hold("ulimit -f below the size of optimizer.safetensors: a message; --resume without the limit gives the same bits",
+    hold("ulimit -f below the size of optimizer.state: a message; --resume without the limit gives the same bits",
          [complaint(done, out, os.strerror(errno.EFBIG)) or world.resume(out, SHORT)])
     out = world.new_out()
     with open("/dev/full", "w", encoding="utf-8") as full:

@@ -83,7 +83,7 @@ void weights(const std::string& bytes) {
 
 void moments(const std::string& bytes) {
     const size_t data = 2 * count_parameters(SMALL).real * sizeof(float);
-    write_bytes(file_of("optimizer.safetensors"), as_safetensors(bytes, data));
+    write_bytes(file_of("optimizer.state"), as_safetensors(bytes, data));
     read_moments(small_model(), folder);
 }
 
@@ -153,7 +153,7 @@ void flags(const std::string& bytes) {
 }
 
 // A run that resumes from a checkpoint in which one file, selected by the first byte, is replaced by the other bytes.
-const std::string RESUMED[] = {"config.json", "model.safetensors", "optimizer.safetensors", "trainer.json",
+const std::string RESUMED[] = {"config.json", "model.safetensors", "optimizer.state", "trainer.json",
                                "tokenizer.json", "../log.jsonl"};
 
 void resume(const std::string& bytes) {
@@ -198,7 +198,7 @@ void write_seed(const std::string& to, const std::string& target, const std::str
 void write_seeds(const std::string& to) {
     make_run();
     auto written = [&](const std::string& name) { return read_bytes(file_of(CHECKPOINT + "/" + name)); };
-    const std::string model = written("model.safetensors"), optimizer = written("optimizer.safetensors");
+    const std::string model = written("model.safetensors"), optimizer = written("optimizer.state");
     write_seed(to, "config", "written", written("config.json"));
     write_seed(to, "weights", "header", header_of(model));
     write_seed(to, "weights", "whole", model);

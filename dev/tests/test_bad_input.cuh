@@ -228,7 +228,7 @@ TEST("bad folders") {
     reject_group("folders");
     expect(!fs::exists(scratch("@/typo")), "--resume of a folder that does not exist does not create it");
 
-    const std::string moments = "@/first/step_000010/optimizer.safetensors", whole = read_bytes(moments);
+    const std::string moments = "@/first/step_000010/optimizer.state", whole = read_bytes(moments);
     std::vector<RawTensor> negative = raw_tensors(moments);
     tensor_named("v/wpe.weight", negative).bytes.replace(8, 4, bytes_of(Floats{-1e-9f}));
     auto scaled = [](const char* scale) {
@@ -240,8 +240,8 @@ TEST("bad folders") {
         {"trainer.json", "{\"step\": 10}", {"next_window"}},
         {"trainer.json", "{\"step\": 10, \"next_window\": 1, \"options\": {\"lr\": \"fast\"}}",
          {"lr", "fast", "a number"}},
-        {"optimizer.safetensors", safetensors(negative), {"v/wpe.weight", "-1e-09"}},
-        {"optimizer.safetensors", whole.substr(0, whole.size() / 2), {"truncated"}}};
+        {"optimizer.state", safetensors(negative), {"v/wpe.weight", "-1e-09"}},
+        {"optimizer.state", whole.substr(0, whole.size() / 2), {"truncated"}}};
     for (const char* step : {"-1", "9", "10.5", "true", "1e300", "18446744073709551626", "\"10\""})
         cases.push_back({"trainer.json", format("{\"step\": %s, \"next_window\": 1}", step), {"step"}});
     for (const char* window : {"-1", "0.5", "false"})
@@ -264,8 +264,8 @@ TEST("bad folders") {
                "train --data @/text.txt --out @/damaged --resume --steps 20", named);
     }
     const std::string COMMAND = "train --data @/text.txt --out @/damaged --resume --steps 12";
-    const Texts named = {"@/damaged/step_000010/optimizer.safetensors", "rename this one's folder"};
-    damage("optimizer.safetensors", whole.substr(0, whole.size() / 2));
+    const Texts named = {"@/damaged/step_000010/optimizer.state", "rename this one's folder"};
+    damage("optimizer.state", whole.substr(0, whole.size() / 2));
     reject("--resume with a damaged checkpoint; the message says how to resume from the one before it", COMMAND, named);
     fs::rename(scratch("@/damaged/step_000010"), scratch("@/damaged/aside"));
     const Outcome resumed = run(COMMAND);
@@ -324,6 +324,14 @@ void test_bad_shards(const std::vector<RawTensor>& tensors) {
     write_bytes("@/sharded/pytorch_model.bin", "PK");
     reject("a folder with weights in PyTorch's format", "eval --from @/sharded --data @/eval_50.bin",
            {"@/sharded", "pytorch_model.bin", "safe_serialization=True"});
+    fs::rename(scratch("@/sharded/pytorch_model.bin"), scratch("@/sharded/pytorch_model-00001-of-00002.bin"));
+    reject("a folder with sharded weights in PyTorch's format", "eval --from @/sharded --data @/eval_50.bin",
+           {"@/sharded", "pytorch_model-00001-of-00002.bin", "safe_serialization=True"});
+    fs::remove(scratch("@/sharded/config.json"));
+    write_bytes("@/sharded/adapter_config.json", "{}");
+    reject("a PEFT adapter", "eval --from @/sharded --data @/eval_50.bin",
+           {"@/sharded", "PEFT", "adapter_config.json", "config.json of a whole model", "merge_and_unload"});
+    write_bytes("@/sharded/config.json", "{}");
 }
 
 // Expects that safetensors files are rejected if the header is valid JSON but violates the format.
@@ -375,6 +383,12 @@ TEST("bad checkpoints") {
                   {"header"});
     test_bad_shards(tensors);
     test_bad_headers();
+    const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 548105171\n";
+    for (const char* name : {"model.safetensors", "config.json"})
+        reject_folder(std::string(name) + " of a clone without git-lfs", name, pointer, {"git lfs pull"});
+    write_bytes("@/pointer.bin", pointer);
+    reject("a shard of a clone without git-lfs", "eval --from @/ours --data @/pointer.bin",
+           {"@/pointer.bin", "git lfs pull"});
 
     const std::string NAME = "h.1.mlp.c_fc.bias";
     const size_t n = 4 * read_config(scratch("@/ours/config.json")).channels;   // number of elements
@@ -435,6 +449,7 @@ TEST("bad config.json") {
     incomplete.erase("n_layer");
     for (const auto& [text, named] : {std::pair<std::string, const char*>{"{\"n_layer\": ", "JSON"},
                                       {"[1, 2]", "config.json"},
+             {"{\"model_type\": \"gpt_neo\", \"num_layers\": 2}", "\"gpt_neo\""},
              {incomplete.dump(), "n_layer"}, {std::string(1000000, '['), "levels deep"},
              {"{\"n_head\": 1, \"n_head\": 2}", "twice"}})
         reject_folder("config.json: " + text.substr(0, 30), "config.json", text, {named});

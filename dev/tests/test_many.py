@@ -148,7 +148,7 @@ def train(ranks, name, *words, **more):
 def tensors(result):
     """Returns the contents of the last checkpoint's tensor files."""
     folder = result.checkpoints()[-1]
-    return [open(os.path.join(folder, name), "rb").read() for name in ("model.safetensors", "optimizer.safetensors")]
+    return [open(os.path.join(folder, name), "rb").read() for name in ("model.safetensors", "optimizer.state")]
 
 
 def read_tensors(file_name):
@@ -466,11 +466,11 @@ def test_read():
     expect(max(read[3]) < 2 * size and max(read[1]) < 2.5 * size and same(*runs.values()),
            "with ZeRO 1 and 3 no rank reads the whole checkpoint, and all stages give the same results",
            f"{read} {size} {runs[3]}")
-    with open(os.path.join(start, "step_000001", "optimizer.safetensors"), "r+b") as file:
+    with open(os.path.join(start, "step_000001", "optimizer.state"), "r+b") as file:
         file.seek(-4, os.SEEK_END)      # the last element of v, which only the last rank reads
         file.write(struct.pack("<f", math.nan))
     expect_rejected(ranks, [*TRAIN, "--resume", "--out", start, "--steps", 2, "--zero", 1],
-                    ["optimizer.safetensors", "holds nan at element"], "a NaN moment that only one rank reads")
+                    ["optimizer.state", "holds nan at element"], "a NaN moment that only one rank reads")
     with open(os.path.join(start, "log.jsonl"), encoding="utf-8") as log:
         expect(log.read().count('"run"') == 1, "a rejected --resume does not write to the log")
 

@@ -104,7 +104,7 @@ bool same_file(const std::string& a, const std::string& b) {
 // Returns whether two checkpoints hold the same weights and optimizer states.
 bool same_checkpoint(const std::string& a, const std::string& b) {
     return same_file(a + "/model.safetensors", b + "/model.safetensors") &&
-           same_file(a + "/optimizer.safetensors", b + "/optimizer.safetensors");
+           same_file(a + "/optimizer.state", b + "/optimizer.state");
 }
 
 // Creates a run to be resumed in the folder `out`: copies the log and the checkpoint `step` of the run in `from`.
@@ -130,7 +130,7 @@ bool has_last_checkpoint(const std::string& out) {
     if (found.size() != 1 || found.begin()->first != long(log_of(out).size())) return false;
     const std::string dir = found.begin()->second;
     return error_of([&] {
-        const Safetensors model(dir + "/model.safetensors"), optimizer(dir + "/optimizer.safetensors");
+        const Safetensors model(dir + "/model.safetensors"), optimizer(dir + "/optimizer.state");
         read_json(dir + "/trainer.json").at("next_window");
         for_each_parameter(small_setup(read_config(dir + "/config.json"), 1, 1),
                            [&](const ParameterRow& row, size_t, const std::string& name) {
@@ -200,6 +200,9 @@ TEST("runs: the same bits") {
     begin_from("@/other", "@/first", "/step_000005");
     std::ofstream(scratch("@/other/log.jsonl"), std::ios::app) << "{\"step\": 11, \"lo";   // as after a crash
     expect_same_run("@/first", TEN + "--resume --graph on", "resumed at step 5");
+    begin_from("@/other", "@/first", "/step_000005");
+    fs::rename(scratch("@/other/step_000005/optimizer.state"), scratch("@/other/step_000005/optimizer.safetensors"));
+    expect_same_run("@/first", TEN + "--resume", "resumed from an older checkpoint, with optimizer.safetensors");
     const json trainer = read_json(scratch("@/first/step_000010/trainer.json"));
     expect(trainer.at("step") == 10 && trainer.at("next_window") == 40,
            "a checkpoint holds its step and the next window");
@@ -212,6 +215,32 @@ TEST("runs: the same bits") {
     const Outcome one = run(THREADS + "1", names), two = run(THREADS + "2", names);
     expect_run(contains(two.out + two.err, "1_of_2") && !contains(one.out + one.err, "1_of_"),
                "--threads N uses N threads", two, one.err);
+}
+
+// The command of a launcher that restarts it, such as torchrun --max-restarts.
+TEST("runs: --resume auto") {
+    need_first_run();
+    const std::string COMMAND = TEN + "--resume auto ";
+    expect_same_run("@/first", COMMAND, "--resume auto starts a run");
+    fs::create_directories(scratch("@/other/unfinished_step_000005"));
+    expect_same_run("@/first", COMMAND, "--resume auto after a crash before the log");
+    fs::create_directory(scratch("@/other"));
+    const std::string log = read_bytes("@/first/log.jsonl");
+    write_bytes("@/other/log.jsonl", log.substr(0, log.find("{\"step\":4")));
+    expect_same_run("@/first", COMMAND, "--resume auto after a crash at step 4");
+    begin_from("@/other", "@/first", "/step_000005");
+    expect_same_run("@/first", COMMAND, "--resume auto after a crash after step 5");
+    const std::string FROM = "train --from @/first --data @/text.txt --eval-every 0 --steps 2 --checkpoint-every 1 "
+                             "--out @/restarted --resume auto";
+    const Outcome first = run(FROM);
+    fs::remove_all(scratch("@/restarted/step_000002"));
+    const Outcome second = run(FROM), third = run(FROM);
+    expect_run(first.code == 0 && second.code == 0 && contains(second.out, "from step 2 on") &&
+                   log_of("@/restarted").size() == 2,
+               "--resume auto with --from continues the run", second, first.err);
+    expect_run(third.code == 0 && contains(third.out, "no steps"), "--resume auto of a complete run ends", third);
+    const Outcome nowhere = run(TEN + "--resume auto");
+    expect_run(nowhere.code == 2 && contains(nowhere.err, "--resume needs"), "--resume auto needs --out", nowhere);
 }
 
 TEST("runs: without master weights") {
@@ -243,7 +272,7 @@ TEST("runs: muon") {
     if (first.code != 0) return;
     begin_from("@/other", "@/muon", "/step_000005");
     expect_same_run("@/muon", MUON + "--resume --graph on", "--optimizer muon, resumed at step 5 with graphs");
-    const Safetensors optimizer(scratch("@/muon/step_000010/optimizer.safetensors"));
+    const Safetensors optimizer(scratch("@/muon/step_000010/optimizer.state"));
     size_t wrong = 0;
     Setup s = small_setup(read_config(scratch("@/muon/step_000010/config.json")), 1, 1);
     s.optimizer = Optimizer::MUON;
@@ -700,7 +729,7 @@ TEST("runs: interrupted") {
     Run interrupted(ENDLESS + "--checkpoint-every 0 --beta2 0.99 --out \"@/my/it's\"");
     wait_for_steps("@/my/it's");
     fs::create_directory(scratch("@/my/it's/unfinished_step_000001"));   // as while a checkpoint is written
-    for (const char* resume : {"", " --resume"}) {
+    for (const char* resume : {"", " --resume", " --resume auto"}) {
         const Outcome second = run(ENDLESS + "--out \"@/my/it's\"" + resume);
         expect_run(second.code == 2 && contains(second.err, scratch("--out @/my/it's: another run")) &&
                        fs::exists(scratch("@/my/it's/unfinished_step_000001")),
@@ -1143,8 +1172,9 @@ TEST("runs: text as data") {
                resumed.err);
 }
 
-const std::vector<std::string> TOKENIZER_FILES = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
-                                                  "special_tokens_map.json", "generation_config.json"};
+const std::vector<std::string> TOKENIZER_FILES = {
+    "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "additional_chat_templates/tools.jinja", "generation_config.json"};
 
 TEST("runs: tokenizer files") {
     need_first_run();
@@ -1174,19 +1204,68 @@ TEST("runs: tokenizer files") {
            "a model trained on token shards has generation_config.json and no tokenizer file", others);
 
     copy_files("@/words", "@/all_words");
+    fs::create_directory(scratch("@/all_words/additional_chat_templates"));
     for (const std::string& name : TOKENIZER_FILES) {
         if (fs::exists(TOKENIZER + "/" + name)) copy_files(TOKENIZER + "/" + name, "@/all_words/" + name);
+        else if (name == "added_tokens.json") write_bytes("@/all_words/" + name, "{\"<added>\": 757}");
         else write_bytes("@/all_words/" + name, "{\"file\": \"" + name + "\"}");
     }
+    json theirs = read_json(scratch("@/words/config.json"));
+    theirs.update({{"bos_token_id", 3}, {"eos_token_id", {4, 5}}, {"pad_token_id", 6}, {"resid_pdrop", 0.1},
+                   {"their_key", {{"a", 1}}}, {"torch_dtype", "bfloat16"}, {"dtype", "bfloat16"}});
+    write_json(scratch("@/all_words/config.json"), theirs);
     const std::string COMMAND = "--from @/all_words --data @/text.txt --eval-every 0 --checkpoint-every 1 --keep 1 "
                                 "--out @/travel ";
     run("train --steps 2 " + COMMAND);
     const Outcome second = run("train --resume --steps 4 " + COMMAND);
+    theirs.update({{"torch_dtype", "float32"}, {"dtype", "float32"}});
+    expect(read_json(scratch("@/travel/step_000004/config.json")) == theirs,
+           "a checkpoint has the config.json of --from, with the type of its own weights");
     std::string differing;
     for (const std::string& name : TOKENIZER_FILES)
         if (!same_file("@/all_words/" + name, "@/travel/step_000004/" + name)) differing += " " + name;
     expect_run(differing.empty() && !fs::exists(scratch("@/travel/step_000002")),
                "the tokenizer files of --from are copied to each checkpoint, also after --resume", second, differing);
+    fs::remove(scratch("@/all_words/generation_config.json"));
+    const Config sizes = read_config(scratch("@/all_words/config.json"));
+    const json generation = json::parse(text_files(scratch("@/all_words"), theirs, sizes,
+                                                   false).at("generation_config.json"));
+    expect(generation["bos_token_id"] == 3 && generation["eos_token_id"] == json({4, 5}) &&
+               generation["pad_token_id"] == 6,
+           "without a generation_config.json in --from, it has the token ids of config.json", generation.dump());
+}
+
+TEST("runs: the end-of-text token") {
+    struct Case { std::vector<uint16_t> tokens; int V, eot, expected; };
+    for (const Case& c : {Case{{50256, 5, 50256, 7}, 50304, -1, 50256}, {{5, 7}, 50304, -1, 50256},
+                          {{5, 50300}, 50304, -1, 50303}, {{5, 7}, 50257, -1, 50256}, {{5, 7}, 50256, -1, 50255},
+                          {{5, 7}, 50304, 5, 5}}) {
+        write_bytes("@/documents.bin", shard(c.tokens));
+        Options o;
+        o.eot = c.eot;
+        const int found = end_of_text(o, Tokens(scratch("@/documents.bin")), c.V);
+        expect(found == c.expected, format("shards up to token %d, vocabulary %d, --eot %d: %d",
+               *std::max_element(c.tokens.begin(), c.tokens.end()), c.V, c.eot, c.expected), std::to_string(found));
+    }
+    write_bytes("@/documents.bin", shard(std::vector<uint16_t>(100, 5)));
+    const std::string COMMAND = "train --layers 1 --heads 1 --channels 16 --context 8 --data @/documents.bin --steps 1 "
+                                "--eval-every 0 --sample-every 1 --sample-tokens 5 --vocab 300 --out @/documents ";
+    const Outcome guessed = run(COMMAND + "--warmup 2 --min-lr 1"),
+                  given = run(replaced(COMMAND, "--out @/documents", "--out @/given --eot 7 --warmup 1"));
+    const json config = read_json(scratch("@/given/step_000001/config.json"));
+    expect_run(config["bos_token_id"] == 7 && config["eos_token_id"] == 7 &&
+                   contains(next_commands(given.out)["sample"], "--prompt-tokens 7") && !contains(given.out, "note"),
+               "--eot is in config.json and begins samples", given);
+    expect_run(contains(guessed.out, "note       the end-of-text token is 299"),
+               "an end-of-text token that the data does not have is named", guessed);
+    expect_run(contains(guessed.out, "note       --warmup 2 is longer than the run of 1 steps") &&
+                   contains(guessed.out, "note       --min-lr 1 is above --lr 0.0006"),
+               "a warm-up that exceeds the run and a final learning rate above the peak are named", guessed);
+    const Outcome other = run(COMMAND + "--eot 8 --out @/other --from @/given/step_000001");
+    expect_run(other.code == 2 && contains(other.err, scratch("--eot 8: differs from the bos_token_id in "
+                                                              "@/given/step_000001/config.json")),
+               "--eot that differs from the model's is rejected", other);
+    fs::remove_all(scratch("@/other"));
 }
 
 // ==== runs that fail =========================================================
@@ -1213,6 +1292,23 @@ TEST("runs: leftovers") {
     const Outcome full = run("plan --gpu-memory 1GB >/dev/full");
     expect_run(full.code == 1 && contains(full.err, "standard output: writing failed"),
                "standard output on a full device is an error", full);
+}
+
+TEST("runs: a checkpoint written twice") {
+    const Reference r("odd");
+    Model m;
+    r.load(m, r.setup());
+    fs::create_directory(scratch("@/twice"));
+    for (int i : {1, 2}) write_checkpoint(scratch("@/twice"), m, {{"config.json", "{}"}}, 7, {{"i", i}}, 1);
+    const std::vector<std::string> left = paths_in(scratch("@/twice"));
+    expect(left == std::vector<std::string>{scratch("@/twice/step_000007")} &&
+               read_json(left[0] + "/trainer.json")["i"] == 2, "the second checkpoint of a step replaces the first");
+    // A crash after rename_folder() leaves a complete checkpoint: the new one has the name, the old one still exists.
+    fs::create_directories(scratch("@/renamed/new"));
+    fs::create_directories(scratch("@/renamed/old/within"));
+    rename_folder(scratch("@/renamed/new"), scratch("@/renamed/old"));
+    expect(fs::exists(scratch("@/renamed/new/within")) && fs::exists(scratch("@/renamed/old")) &&
+               !fs::exists(scratch("@/renamed/old/within")), "folders exchange their names");
 }
 
 TEST("runs: late failures") {

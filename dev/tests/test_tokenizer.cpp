@@ -119,6 +119,66 @@ TEST("tokenizer: cases") {
     }
 }
 
+// Returns the files of a tokenizer with a token for each byte, <|endoftext|> (256) and <s> (257): "split" into
+// vocab.json and merges.txt, or "whole" in tokenizer.json, or "spaced", whose tokenizer.json has add_prefix_space.
+static std::vector<std::pair<std::string, std::string>> small_tokenizer(const std::string& kind) {
+    json vocabulary, added;
+    for (const std::string& byte : byte_alphabet()) vocabulary[byte] = vocabulary.size();
+    for (const char* text : {"<|endoftext|>", "<s>"}) {
+        added.push_back({{"id", vocabulary.size()}, {"content", text}, {"special", true}});
+        vocabulary[text] = vocabulary.size();
+    }
+    if (kind == "split") return {{"vocab.json", vocabulary.dump()}, {"merges.txt", "#version: 0.2\n"}};
+    json file = reference_json();
+    file["model"]["vocab"] = vocabulary;
+    file["model"]["merges"] = json::array();
+    file["added_tokens"] = added;
+    file["pre_tokenizer"]["add_prefix_space"] = kind == "spaced";
+    return {{"tokenizer.json", file.dump()}};
+}
+
+// The tokens are those of AutoTokenizer in transformers 4.46.3 and 5.24, except that 4.46.3 ignores add_eos_token.
+TEST("tokenizer: tokenizer_config.json and added tokens") {
+    struct Case { const char *kind, *files, *text; std::vector<int> tokens; };
+    const Case CASES[] = {
+        {"split", R"({})", "a<s><|endoftext|>", {97, 60, 115, 62, 256}},
+        {"split", R"({"added_tokens.json": {"NEW": 258}})", "aNEW", {97, 258}},
+        {"split", R"({"tokenizer_config.json": {"added_tokens_decoder": {"258": {"content": "NEW"}}}})", "aNEW",
+         {97, 258}},
+        {"split", R"({"special_tokens_map.json": {"bos_token": "<s>"}})", "a<s>", {97, 257}},
+        {"split", R"({"special_tokens_map.json": {"pad_token": "NEW", "mask_token": {"content": "<s>"}}})", "NEW<s>",
+         {258, 257}},
+        {"split", R"({"tokenizer_config.json": {"additional_special_tokens": ["<s>", "NEW"]}})", "NEW<s>", {258, 257}},
+        {"split", R"({"tokenizer_config.json": {"add_bos_token": true, "bos_token": "<s>"}})", "a", {257, 97}},
+        {"split", R"({"tokenizer_config.json": {"add_bos_token": true, "add_eos_token": true}})", "a", {256, 97, 256}},
+        {"split", R"({"tokenizer_config.json": {"add_bos_token": true, "bos_token": "<|endoftext|>"},
+                      "special_tokens_map.json": {"bos_token": "<s>"}})", "a", {257, 97}},
+        {"split", R"({"tokenizer_config.json": {"add_prefix_space": true}})", "a<|endoftext|>b <|endoftext|> c",
+         {32, 97, 256, 32, 98, 32, 256, 32, 99}},
+        {"split", R"({"tokenizer_config.json": {"split_special_tokens": true, "bos_token": "<s>"}})", "<s>",
+         {60, 115, 62}},
+        {"whole", R"({})", "<s>NEW", {257, 78, 69, 87}},
+        {"whole", R"({"tokenizer_config.json": {"add_bos_token": true, "pad_token": "NEW"}})", "<s>NEW", {257, 258}},
+        {"whole", R"({"added_tokens.json": {"NEW": 258}})", "<s>NEW", {257, 258}},
+        {"whole", R"({"tokenizer_config.json": {"add_prefix_space": true}})", "a<s>b", {32, 97, 257, 32, 98}},
+        {"spaced", R"({"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}})", "a", {97}},
+        {"spaced", R"({"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast",
+                       "add_prefix_space": false}})", "a", {32, 97}}};
+    for (const Case& c : CASES) {
+        auto files = small_tokenizer(c.kind);
+        const json others = json::parse(c.files);
+        for (const auto& [name, content] : others.items()) files.push_back({name, content.dump()});
+        const Tokenizer tokenizer(folder_of(files));
+        std::vector<int> tokens = tokenizer.before();
+        for (const std::vector<int>& more : {tokenizer.encode(c.text), tokenizer.after()})
+            tokens.insert(tokens.end(), more.begin(), more.end());
+        expect(tokens == c.tokens, std::string(c.kind) + " " + c.files, json(tokens).dump());
+    }
+    auto files = small_tokenizer("whole");
+    files.push_back({"tokenizer_config.json", R"({"pad_token": "NEW"})"});
+    expect(Tokenizer(folder_of(files), 258).size() == 258, "a named token that exceeds the vocabulary is no token");
+}
+
 // Uses a tokenizer whose tokens are all bytes and the results of four merges.
 TEST("tokenizer: order of merges") {
     json file = reference_json();
@@ -228,7 +288,6 @@ TEST("tokenizer: rejected files") {
         {"a pre-tokenizer other than ByteLevel", set("/pre_tokenizer", {{"type", "Sequence"}}),
          {"pre_tokenizer/type", "Sequence", "ByteLevel"}},
         {"a missing pre-tokenizer", set("/pre_tokenizer", nullptr), {"pre_tokenizer", "ByteLevel"}},
-        {"add_prefix_space", set("/pre_tokenizer/add_prefix_space", true), {"add_prefix_space", "true"}},
         {"a normalizer", set("/normalizer", {{"type", "NFC"}}), {"normalizer", "NFC"}},
         {"an added token with lstrip", set("/added_tokens/0/lstrip", true), {"<|endoftext|>", "lstrip"}}};
     for (const Case& c : CASES) {
@@ -243,6 +302,18 @@ TEST("tokenizer: rejected files") {
                         {"tokenizer.json: "});
     expect_rejected("tokenizer.json with a million nested arrays",
                     folder_of({{"tokenizer.json", std::string(1000000, '[')}}), {"levels deep"});
+    const std::pair<const char*, std::vector<std::string>> CONFIGS[] = {
+        {R"({"tokenizer_class": "RobertaTokenizer"})", {"tokenizer_config.json", "RobertaTokenizer"}},
+        {R"({"added_tokens_decoder": {"258": {"content": "NEW", "lstrip": true}}})", {"'NEW'", "lstrip"}},
+        {R"({"added_tokens_decoder": {"256": {"content": "NEW"}}})", {"'NEW'", "'<|endoftext|>'", "both", "256"}},
+        {R"({"added_tokens_decoder": {"x": {"content": "NEW"}}})", {"'NEW'", "\"x\""}},
+        {"[1]", {"tokenizer_config.json", "[1]"}},
+        {"version https://git-lfs.github.com/spec/v1\n", {"tokenizer_config.json", "git lfs pull"}}};
+    for (const auto& [config, parts] : CONFIGS) {
+        auto files = small_tokenizer("split");
+        files.push_back({"tokenizer_config.json", config});
+        expect_rejected(std::string("tokenizer_config.json ") + config, folder_of(files), parts);
+    }
     const std::string empty = folder_of({});
     mkfifo((empty + "/tokenizer.json").c_str(), 0600);
     expect_rejected("a named pipe as tokenizer.json", empty, {"tokenizer.json: not a regular file"});
