@@ -177,6 +177,7 @@ TEST("tokenizer: tokenizer_config.json and added tokens") {
     auto files = small_tokenizer("whole");
     files.push_back({"tokenizer_config.json", R"({"pad_token": "NEW"})"});
     expect(Tokenizer(folder_of(files), 258).size() == 258, "a named token that exceeds the vocabulary is no token");
+    expect(Tokenizer(folder_of(files), 259).is_special(258), "a named token is special");
 }
 
 // Uses a tokenizer whose tokens are all bytes and the results of four merges.
