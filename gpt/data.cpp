@@ -18,12 +18,40 @@ static std::vector<std::string> files_named(const std::string& pattern) {
 
 static bool is_shard(const std::string& path) { return ends_with(path, ".bin"); }
 
+// Returns what a file is that is neither text nor a shard, according to its first bytes, and what to do with it; "" if
+// that is unknown.
+static std::string kind_of(const MappedFile& file) {
+    static constexpr std::pair<int, const char*> LLM_C[] = {   // llm.c's magic numbers
+        {20240326, "llm.c's model weights"}, {20240327, "llm.c's debug state"}, {20240328, "llm.c's tokenizer"},
+        {20240522, "questions, which --hellaswag reads"}, {20240527, "llm.c's optimizer state"},
+        {20240801, "llm.c's Llama 3 tokens (uint32)"}, {20240803, "llm.c's Llama 3 weights"}};
+    static const char UTF16[] = "UTF-16 text; iconv -f UTF-16 -t UTF-8 converts it";
+    static constexpr std::pair<std::string_view, const char*> STARTS[] = {
+        {"version https://git-lfs", "a git-lfs pointer; git lfs pull downloads the file"},
+        {"\x93NUMPY", "a .npy file; scripts/prepare_text.py --tokenizer nanogpt converts it"},
+        {"PAR1\x15", "a parquet file; scripts/prepare_text.py converts it"},
+        {"PK\3\4", "a zip archive, such as a .pt or .npz file"}, {"\x1f\x8b\x08", "a gzip archive"},
+        {"\x28\xb5\x2f\xfd", "a zstd archive"}, {"\xfd" "7zXZ", "an xz archive"}, {"BZh91AY&SY", "a bzip2 archive"},
+        {"\xff\xfe", UTF16}, {"\xfe\xff", UTF16}};
+    const std::string_view bytes(file.data(), file.size());
+    for (const auto& [start, kind] : STARTS)
+        if (bytes.substr(0, start.size()) == start) return kind;
+    int magic = 0;
+    memcpy(&magic, file.data(), std::min(sizeof(magic), file.size()));
+    for (const auto& [number, kind] : LLM_C)
+        if (magic == number) return kind;
+    return "";
+}
+
 static Piece open_piece(const std::string& name) {
     const auto file = std::make_shared<const MappedFile>(name);
     const char* path = name.c_str();
+    if (const std::string kind = kind_of(*file); !kind.empty())
+        throw UserError("%s: expected text or .bin shards of tokens, found %s", path, kind.c_str());
     if (!is_shard(name)) {
-        if (memchr(file->data(), 0, std::min<size_t>(file->size(), 4096)))   // a binary file, such as an archive
-            throw UserError("%s: found zero bytes, expected text or .bin shards of tokens", path);
+        if (memchr(file->data(), 0, std::min<size_t>(file->size(), 4096)))   // a binary file
+            throw UserError("%s: found zero bytes, expected text or .bin shards of tokens; iconv -f UTF-16LE -t UTF-8 "
+                            "converts UTF-16", path);
         return {file, {file, file->data()}, 1, 0, file->size()};
     }
     int header[SHARD_HEADER];
@@ -34,7 +62,7 @@ static Piece open_piece(const std::string& name) {
     const int magic = header[0], version = header[1];
     if (magic != SHARD_MAGIC)
         throw UserError("%s: not a shard of tokens: expected the magic number %d, found %d; scripts/prepare_text.py "
-                        "--tokenizer nanogpt converts nanoGPT's files", path, SHARD_MAGIC, magic);
+                        "--tokenizer nanogpt converts nanoGPT's files, which have no header", path, SHARD_MAGIC, magic);
     if (version != SHARD_VERSION)
         throw UserError("%s: shard version %d, expected %d", path, version, SHARD_VERSION);
     const size_t count = header[2] < 0 ? 0 : header[2], bytes = file->size() - sizeof(header);

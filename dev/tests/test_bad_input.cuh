@@ -162,6 +162,7 @@ TEST("bad data") {
     const std::vector<uint16_t> tokens(50, 7);
     std::vector<uint16_t> large = tokens;
     large[12] = 300;
+    const std::string POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
     const std::pair<const char*, std::string> FILES[] = {
         {"empty.txt", ""}, {"short.bin", std::string(100, 'x')}, {"magic.bin", shard(tokens, 7)},
         {"version.bin", shard(tokens, SHARD_MAGIC, 2)}, {"cut.bin", shard(tokens).substr(0, 1024 + 80)},
@@ -169,7 +170,10 @@ TEST("bad data") {
         {"odd.bin", shard(tokens) + "x"},
         {"mixed_1.txt", "some text"}, {"mixed_2.bin", shard(tokens)}, {"one_token.bin", shard({7})},
         {"nano.bin", bytes_of(std::vector<uint16_t>(4000, 50256))}, {"a[1].txt", read_bytes("@/text.txt")},
-        {"weights.txt", read_bytes("@/ours/model.safetensors")}, {"zip.txt", std::string("PK\x03\x04\n\0\0", 7)}};
+        {"weights.txt", read_bytes("@/ours/model.safetensors")}, {"zip.txt", std::string("PK\x03\x04\n\0\0", 7)},
+        {"llama.bin", shard(tokens, 20240801, 7)}, {"questions.bin", read_bytes(QUESTIONS)},
+        {"array.npy", std::string("\x93NUMPY\1\0", 8)}, {"utf16.txt", "\xff\xfe\x2d\x4e"},
+        {"nul.txt", std::string("t\0e\0", 4)}, {"lfs.txt", POINTER}, {"lfs.bin", POINTER}};
     for (const auto& [name, bytes] : FILES) write_bytes(std::string("@/") + name, bytes);
     fs::create_symlink(scratch("@/gone.txt"), scratch("@/dangling.txt"));
     mkfifo(scratch("@/pipe").c_str(), 0600);
