@@ -2312,16 +2312,18 @@ void save_checkpoint(TrainingRun& run) {
     printf("step %ld: checkpoint %s\n", run.step, run.last_checkpoint.c_str());
 }
 
-// After an error: writes a checkpoint of the last step if its weights are good. With several ranks it writes none,
-// because other ranks may have ended.
+// After an error: writes a checkpoint of the last step if its weights are good, and logs the end. With several ranks it
+// writes no checkpoint, because other ranks may have ended.
 void rescue(TrainingRun& run) {
     run.progress.end_line();
-    if (run.step <= run.tried || !world.alone()) return;
     try {
-        save_checkpoint(run);
+        if (run.step > run.tried && world.alone()) save_checkpoint(run);
     } catch (const std::exception& error) {
         fprintf(stderr, "train_gpt: %s\n", error.what());
     }
+    try {
+        run.log.write({{"end", "error"}});
+    } catch (const Failure&) {}   // the log may be what failed
 }
 
 // One step: forward and backward of its micro-batches, update, log. evaluates: validation follows; FP8 is logged, too.

@@ -250,8 +250,8 @@ json read_record(const std::string& line, const std::string& source) {
     return record;
 }
 
-// Returns the lines of records up to a step. Omits damaged lines and prints their number, which does not include a
-// truncated last line.
+// Returns the lines of records up to a step, without the end of the run. Omits damaged lines and prints their number,
+// which does not include a truncated last line.
 static std::string records_until(const std::string& path, uint64_t step) {
     std::istringstream lines(exists(path) ? read_file(path) : "");
     std::string kept;
@@ -259,6 +259,7 @@ static std::string records_until(const std::string& path, uint64_t step) {
     for (std::string line; std::getline(lines, line);) {
         try {
             const json record = read_record(line, path);
+            if (record.contains("end")) continue;
             if (!record.contains("step") || whole_number<uint64_t>(record, "step", path) <= step) kept += line + "\n";
         } catch (const std::exception&) {
             damaged += !lines.eof();

@@ -214,7 +214,8 @@ template <typename T> T whole_number(const json& file, const char* name, const s
 // Parses a line of log.jsonl, which must be an object. An error message begins with `source`.
 json read_record(const std::string& line, const std::string& source);
 
-// OUT/log.jsonl, one object per line.
+// OUT/log.jsonl, one object per line. The last one is {"end": "complete"}, "signal" or "error", unless the program was
+// killed.
 class Log {
 public:
     // Opens the log in folder `out`; does nothing if `out` is empty. When resuming, keeps the existing records up to

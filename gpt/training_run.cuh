@@ -163,9 +163,10 @@ json trainer_record(const TrainingRun& run) {
 
 // ---- end
 
-// Prints the totals and the commands that come next.
+// Logs the end; prints the totals and the commands that come next.
 void print_end(TrainingRun& run, double tokens, double seconds) {
     const Options& o = run.o;
+    run.log.write({{"end", is_complete(run) ? "complete" : "signal"}});
     const long steps = run.step - run.start.step;
     const Memory memory = memory_now();
     const size_t used = device.is_cpu() ? peak_resident_bytes() : memory.all - memory.available;

@@ -2,7 +2,7 @@
 """Shows training runs in TensorBoard, or in Weights & Biases, from each run's log.jsonl.
 
     scripts/board.py runs/gpt2_124M runs/gpt2_350M      # then: tensorboard --logdir runs
-    scripts/board.py --watch runs/gpt2_124M             # follows the run until its last step
+    scripts/board.py --watch runs/gpt2_124M             # follows the run until its end
     scripts/board.py --watch --wandb gpt2 runs/gpt2_124M    # project gpt2; WANDB_MODE=offline: writes RUN/wandb only
 
 Needs the package tensorboard, or wandb with --wandb. If a run resumed from a checkpoint, TensorBoard shows only the

@@ -12,20 +12,15 @@ NUMBERS = ("loss", "val_loss", "hellaswag", "norm", "lr", "ms", "tokens_per_s", 
 
 class Run:
     """A run's log. `record`: the object in the first line, with options, model, device, ...; `steps`:
-    {step: {name: number}} in order of steps."""
+    {step: {name: number}} in order of steps; `end`: "complete", "signal", "error", or None during the run and after
+    the program was killed."""
 
-    def __init__(self, folder, record, steps):
-        self.folder, self.record, self.steps = folder, record, steps
+    def __init__(self, folder, record, steps, end):
+        self.folder, self.record, self.steps, self.end = folder, record, steps, end
         self.name = os.path.basename(os.path.abspath(folder))
         self.last = max(steps, default=0)
         options = record.get("options", {})
-        self.budget = options.get("tokens") or 0
-        self.planned = 0 if self.budget or options.get("minutes") else options.get("steps", 0)     # 0: unknown
-
-    def ended(self):
-        """Returns whether the run has made its steps or tokens. The log does not show the end of a run by the clock."""
-        tokens = max((tokens for tokens, _ in self.progress().values()), default=0)
-        return 0 < self.planned <= self.last or 0 < self.budget <= tokens
+        self.planned = 0 if options.get("tokens") or options.get("minutes") else options.get("steps", 0)   # 0: unknown
 
     def series(self, name):
         """Returns {step: value} of the steps that logged this number."""
@@ -57,11 +52,11 @@ def read_run(folder):
             lines = file.read().split("\n")[:-1]
     except OSError as error:
         fail(f"{path}: {error.strerror}; expected the log of a run (its --out folder)")
-    record, steps, last = {}, {}, 0
+    record, steps, last, end = {}, {}, 0, None
     for number, line in enumerate(lines, 1):
         try:
             entry = dict(json.loads(line))
-            record = entry.get("run", record)
+            record, end = entry.get("run", record), entry.get("end")    # steps may follow an end: the run resumed
             if "step" not in entry:
                 continue
             step = int(entry["step"])
@@ -73,12 +68,12 @@ def read_run(folder):
                 steps.setdefault(step, {})[name] = math.nan if entry[name] is None else float(entry[name])
         except (ValueError, TypeError):
             fail(f"{path} line {number}: found {line[:60]!r}, expected a step as JSON")
-    return Run(folder, record, steps)
+    return Run(folder, record, steps, end)
 
 
 def summary(run):
     """Returns one line with the run's name, step and latest numbers."""
-    parts = [f"{run.name}: step {run.last:,}" + (f" of {run.planned:,}" if run.planned else "")]
+    parts = [f"{run.name}: step {run.last:,}" + (f" of {run.planned:,}" if run.planned >= run.last else "")]
     for name, form in (("loss", "loss {:.4f}"), ("val_loss", "validation {:.4f}"), ("hellaswag", "HellaSwag {:.4f}"),
                        ("tokens_per_s", "{:,.0f} tokens/s")):
         if values := run.series(name):
@@ -96,13 +91,13 @@ def stamp(folder):
 
 
 def all_ended(runs, options):
-    """Returns whether every run of the command line has logged its last step."""
-    return len(runs) == len(options.runs) and all(run.ended() for run in runs)
+    """Returns whether every run of the command line has logged its end."""
+    return len(runs) == len(options.runs) and all(run.end for run in runs)
 
 
 def follow(options):
     """Yields the list of runs once. With --watch, yields the runs that have logged a step whenever a log changes, until
-    all runs have logged their last step."""
+    all runs have logged their end. A run that was killed has no end, because it can resume."""
     if not options.watch:
         runs = [read_run(folder) for folder in options.runs]
         for run in runs:

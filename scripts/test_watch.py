@@ -14,17 +14,19 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "dev/tests"))
 import plot
 from testing import expect, expect_equal, run_tests, wait_for, write
-from runs import read_run
+from runs import read_run, summary
 
 TOKENS = 512        # tokens per step in these logs
+END = {"end": "complete"}
 GPT2 = {"layers": 12, "heads": 12, "channels": 768, "context": 1024, "vocab": 50257, "parameters": 124439808}
 SMALL = {"layers": 2, "heads": 4, "channels": 128, "context": 64, "vocab": 256, "parameters": 437760}
 
 
 # ---- generated logs
 
-def run_line(steps, model=SMALL, data="data/shakespeare.txt"):
-    return {"run": {"options": {"steps": steps, "data": data}, "model": model, "flops_per_token": {"model": 1000.0}}}
+def run_line(steps, model=SMALL, data="data/shakespeare.txt", **options):
+    return {"run": {"options": {"steps": steps, "data": data, **options}, "model": model,
+                    "flops_per_token": {"model": 1000.0}}}
 
 
 def loss_of(step, shift=0.0):
@@ -76,16 +78,18 @@ def is_png(path):
 
 def test_log():
     run = read_run(log("partial", [run_line(100), *lines_of(60)], '{"step": 61, "lo'))
-    expect(run.last == 60 and not run.ended() and run.series("val_loss").keys() == {50},
+    expect(run.last == 60 and not run.end and run.series("val_loss").keys() == {50},
            "a last line without a newline is ignored")
     tokens, seconds = run.progress()[60]
     expect(tokens == 60 * TOKENS and math.isclose(seconds, 1.2), "progress() sums tokens and seconds")
-    run = read_run(log("resumed", [run_line(100), *lines_of(60), *lines_of(55, first=41, shift=1.0)]))
+    run = read_run(log("resumed", [run_line(100), *lines_of(60), END, *lines_of(55, first=41, shift=1.0)]))
+    expect(not run.end and "step 55 of 100," in summary(run) and "step 55," in summary(read_run(log(
+        "more", [run_line(50), *lines_of(55)]))), "a run that resumed has not ended; it may exceed its first --steps")
     expect_equal(run.series("loss"), {step: loss_of(step, float(step > 40)) for step in range(1, 56)},
                  "the steps of a resumed run replace the earlier ones")
     expect_equal(run.progress()[55][0], 55 * TOKENS, "a repeated step counts once")
     run = read_run(log("sparse", [run_line(10), step_line(5), {**step_line(10), "loss": None}]))
-    expect(run.progress()[10][0] == 10 * TOKENS and run.ended(), "progress() counts steps that were not logged")
+    expect(run.progress()[10][0] == 10 * TOKENS, "progress() counts steps that were not logged")
     expect(math.isnan(run.series("loss")[10]), "a loss of null is NaN")
     for line in ("step 3", "[1, 2]", '{"step": 1, "loss": "x"}'):
         log("broken", [run_line(9), step_line(1)], f"{line}\n" + json.dumps(step_line(2)) + "\n")
@@ -95,7 +99,7 @@ def test_log():
 # ---- plot.py
 
 def test_plot():
-    a = log("first", [run_line(400), *lines_of(400)])
+    a = log("first", [run_line(400), *lines_of(400), END])
     b = log("second", [run_line(400), *lines_of(300, ms=30.0, shift=0.2, hellaswag=True)])
     expect_ends(start("plot.py", a), 0, f"{a}/plot.png", "without --out, plot.py writes plot.png to the run's folder")
     expect(is_png(f"{a}/plot.png") and sorted(os.listdir(a)) == ["log.jsonl", "plot.png"],
@@ -152,11 +156,11 @@ def test_watch():
         first = os.stat("live.png").st_mtime_ns
         log("a", lines_of(50, first=11), '{"step": 51,', Path("a/log.jsonl").read_text())
         expect(wait_for(lambda: os.stat("live.png").st_mtime_ns != first), "--watch draws again when a log grows")
-        log("a", [run_line(100), *lines_of(100)])
-        log("b", [run_line(20), *lines_of(10)])
+        log("a", [run_line(100), *lines_of(100), END])
+        log("b", [run_line(20, minutes=0.5), *lines_of(70)])
         expect(not wait_for(lambda: process.poll() is not None, 1), "--watch continues while a run is not finished")
-        log("b", [run_line(20), *lines_of(20)])
-        expect_ends(process, 0, "a: step 100 of 100", "--watch ends when all runs are finished")
+        log("b", [{"end": "signal"}], before=Path("b/log.jsonl").read_text())
+        expect_ends(process, 0, "a: step 100 of 100", "--watch ends when all runs have logged their end")
     finally:
         process.kill()
 
@@ -196,7 +200,7 @@ def test_tensorboard():
         expect(wait_for(lambda: os.path.isdir("d/board/gpt.cu") and
                         len(scalars("d/board/gpt.cu").get("loss/train", ())) == 70),
                "--watch writes the steps logged so far")
-        log("d", [run_line(100), *lines_of(70), *lines_of(100, first=51, shift=1.0)])      # resumed from step 50
+        log("d", [run_line(100), *lines_of(70), *lines_of(100, first=51, shift=1.0), END])     # resumed from step 50
         expect_ends(process, 0, "d: step 100 of 100", "--watch ends with the run")
     finally:
         process.kill()

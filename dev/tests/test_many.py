@@ -123,7 +123,7 @@ class Run:
         self.header = next((record["run"] for record in records if "run" in record), {})
         self.losses, self.norms = ([r[name] for r in records if "loss" in r] for name in ("loss", "norm"))
         self.steps = [r for r in records if "loss" in r]
-        self.last = records[-1].get("step", 0) if records else 0
+        self.last = max((r.get("step", 0) for r in records), default=0)
         return self
 
     def checkpoints(self):

@@ -74,16 +74,23 @@ void expect_run(bool holds, const std::string& text, const Outcome& run, const s
 
 // ==== results of a run =======================================================
 
-// Returns a log's records without the first one and without times. Numbers round-trip: equal text means equal bits.
+// Returns a log's records without the first one, the end and times. Numbers round-trip: equal text means equal bits.
 std::vector<std::string> log_of(const std::string& out) {
     std::vector<std::string> records;
     for (const std::string& line : split(read_bytes(out + "/log.jsonl"), "\n")) {
         json record = json::parse(line, nullptr, false);
-        if (!record.is_object() || record.contains("run")) continue;   // the last line may be incomplete
+        const bool is_whole = record.is_object();   // the last line may be incomplete
+        if (!is_whole || record.contains("run") || record.contains("end")) continue;
         for (const char* key : {"ms", "tokens_per_s", "mfu", "hfu"}) record.erase(key);
         records.push_back(record.dump());
     }
     return records;
+}
+
+// Returns whether a log has one end, at its end: "complete", "signal" or "error".
+bool has_end(const std::string& out, const char* end) {
+    const std::string log = read_bytes(out + "/log.jsonl"), line = format("\n{\"end\":\"%s\"}\n", end);
+    return log.find("\n{\"end\"") == log.size() - line.size() && ends_with(log, line);
 }
 
 json record_of(const std::string& out, size_t line) {
@@ -388,12 +395,13 @@ TEST("runs: --tokens and --minutes") {
     for (const std::string& line : log_of("@/minutes")) lr = json::parse(line).value("lr", lr);
     const long step = last["step"];
     const json trainer = read_json(scratch(format("@/minutes/step_%06ld/trainer.json", step)));
-    expect_run(minutes.code == 0 && last.contains("val_loss") && last.contains("bits_per_byte") &&
+    expect_run(minutes.code == 0 && has_end("@/minutes", "complete") && last.contains("val_loss") &&
+                   last.contains("bits_per_byte") &&
                    trainer.value("seconds", 0.0) >= 1.2 && lr < 0.5 * trainer["options"]["lr"].get<double>(),
                "--minutes 0.02 ends after 1.2 s with an evaluation and a checkpoint; the learning rate falls by the clock",
                minutes, format("lr %g; ", lr));
     const Outcome spent = run("train --resume --out @/minutes");
-    expect_run(spent.code == 0 && contains(spent.out, "has reached --minutes 0.02"),
+    expect_run(spent.code == 0 && contains(spent.out, "has reached --minutes 0.02") && has_end("@/minutes", "complete"),
                "a resumed run has the rest of the minutes", spent);
 }
 
@@ -641,13 +649,13 @@ TEST("runs: log") {
     auto has = [](const json& record, std::vector<const char*> keys) {
         return std::all_of(keys.begin(), keys.end(), [&](const char* key) { return record.contains(key); });
     };
-    bool right = outcome.code == 0 && records.size() == 5 && has(records[0], {"run"}) &&
+    bool right = outcome.code == 0 && records.size() == 6 && has(records[0], {"run"}) &&
                  has(records[0]["run"], {"options", "model", "device", "cuda_runtime", "cuda_driver", "cublaslt"}) &&
                  records[0]["run"]["options"]["total-batch"] == 112 && records[0]["run"]["model"]["vocab"] == 256;
     for (size_t i = 1; right && i < 4; i++)
         right = has(records[i], {"loss", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu"}) && records[i]["step"] == i;
-    expect_run(right && has(records[4], {"val_loss"}) && records[4]["step"] == 3,
-               "log.jsonl holds the run, each step and each evaluation, one object per line", outcome);
+    expect_run(right && has(records[4], {"val_loss"}) && records[4]["step"] == 3 && has_end("@/log", "complete"),
+               "log.jsonl holds the run, each step, each evaluation and the end, one object per line", outcome);
     expect_run(contains(outcome.out, "112 tokens = 1 micro-batch of 7 x 16"),
                "--micro-batch auto is the largest micro-batch that fits and divides the total batch", outcome);
     expect_run(contains(outcome.out, "step 1/3 loss") && contains(outcome.out, "left\n") &&
@@ -738,8 +746,8 @@ TEST("runs: interrupted") {
     const Outcome stopped = interrupted.end(SIGINT);
     const size_t steps = log_of("@/my/it's").size();
     const std::string checkpoint = scratch(format("@/my/it's/step_%06zu", steps));
-    expect_run(stopped.code == 0 && has_last_checkpoint("@/my/it's"),
-               "SIGINT ends a run with exit code 0 and a checkpoint of its last step", stopped);
+    expect_run(stopped.code == 0 && has_last_checkpoint("@/my/it's") && has_end("@/my/it's", "signal"),
+               "SIGINT ends a run with exit code 0, a checkpoint of its last step and the end in the log", stopped);
     auto next = next_commands(stopped.out);
     expect_run(next["sample"] == PROGRAM + " sample --from " + shell_word(checkpoint) &&
                    next["plot"] == "python3 scripts/plot.py " + shell_word(scratch("@/my/it's")) + " --out " +
@@ -749,7 +757,8 @@ TEST("runs: interrupted") {
     std::string resume;
     if (contains(next["resume"], PROGRAM)) resume = next["resume"].substr(PROGRAM.size());
     const Outcome resumed = run(resume + format(" --steps %zu", steps + 2));
-    expect_run(resumed.code == 0 && log_of("@/my/it's").size() == steps + 2 && contains(resumed.out, "--steps was") &&
+    expect_run(resumed.code == 0 && log_of("@/my/it's").size() == steps + 2 && has_end("@/my/it's", "complete") &&
+                   contains(resumed.out, "--steps was") &&
                    !contains(resumed.out, "--beta2 was") && !contains(resumed.out, "--resume"),
                "the printed command with --resume resumes the run with the same options", resumed);
     need_words();
@@ -1318,7 +1327,8 @@ TEST("runs: late failures") {
     tokens[100] = 300;   // in the window of step 7, which is loaded in step 6
     write_bytes("@/late_bad.bin", shard(tokens));
     const Outcome bad = run(COMMAND + "@/late_bad.bin --steps 10 --out @/bad_data");
-    expect_run(bad.code == 2 && contains(bad.err, "token 300 at position 100") && has_last_checkpoint("@/bad_data"),
+    expect_run(bad.code == 2 && contains(bad.err, "token 300 at position 100") && has_last_checkpoint("@/bad_data") &&
+                   has_end("@/bad_data", "error"),
                "a token outside the vocabulary ends a run with a checkpoint of the last good step", bad);
     write_bytes("@/truncated.bin", shard(std::vector<uint16_t>(100000, 5)));
     Run running(ENDLESS + "--shuffle yes --val-fraction 0 --checkpoint-every 0 --data @/truncated.bin --out @/cut");
