@@ -172,7 +172,7 @@ def test_split_tokenizer():
     merges = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]
     write("models/split/merges.txt", "\r\n".join(merges))
     size = len(model["vocab"])
-    write("models/split/added_tokens.json", json.dumps({"<pad>": size}))
+    write("models/split/added_tokens.json", json.dumps({END_OF_TEXT: 0, "<pad>": size}))
     added = {size: {"content": "<pad>", "special": True}, size + 1: {"content": "<x>", "lstrip": True}}
     write("models/split/tokenizer_config.json", json.dumps({"added_tokens_decoder": added}))
     split, text = tokens.load_tokenizer("models/split"), made_text(random.Random(5), 2000)

@@ -72,8 +72,8 @@ def join_files(folder, config):
     lines = [line.rstrip("\r") for line in read_text(f"{folder}/merges.txt").split("\n")]
     merges = [line for line in lines if line and not line.startswith("#version")]
     made = {*pre_tokenizers.ByteLevel.alphabet(), *(merge.replace(" ", "", 1) for merge in merges)}
-    added = {**{id: {"content": text, "special": True} for text, id in vocabulary.items() if text not in made},
-             **{id: {"content": text} for text, id in read_json(f"{folder}/added_tokens.json").items()},
+    added = {**{id: {"content": text} for text, id in read_json(f"{folder}/added_tokens.json").items()},
+             **{id: {"content": text, "special": True} for text, id in vocabulary.items() if text not in made},
              **{int(id): entry for id, entry in config.get("added_tokens_decoder", {}).items()}}
     defaults = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
