@@ -27,7 +27,6 @@ static std::string kind_of(const MappedFile& file) {
         {20240801, "llm.c's Llama 3 tokens (uint32)"}, {20240803, "llm.c's Llama 3 weights"}};
     static const char UTF16[] = "UTF-16 text; iconv -f UTF-16 -t UTF-8 converts it";
     static constexpr std::pair<std::string_view, const char*> STARTS[] = {
-        {"version https://git-lfs", "a git-lfs pointer; git lfs pull downloads the file"},
         {"\x93NUMPY", "a .npy file; scripts/prepare_text.py --tokenizer nanogpt converts it"},
         {"PAR1\x15", "a parquet file; scripts/prepare_text.py converts it"},
         {"PK\3\4", "a zip archive, such as a .pt or .npz file"}, {"\x1f\x8b\x08", "a gzip archive"},

@@ -147,8 +147,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     if (mapped == MAP_FAILED) throw Failure("%s: mmap: %s", path.c_str(), strerror(errno));
     data_.reset(static_cast<const char*>(mapped), [mapped, size = size_](const char*) { munmap(mapped, size); });
     if (begins_with(std::string(data(), std::min<size_t>(size_, 64)), "version https://git-lfs"))
-        throw UserError("%s: found a pointer of git-lfs instead of the file; run `git lfs pull` in its folder",
-                        path.c_str());
+        throw UserError("%s: found a git-lfs pointer instead of the file; `git lfs pull` downloads it", path.c_str());
 }
 
 void MappedFile::require_whole() const {

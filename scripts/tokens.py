@@ -64,22 +64,34 @@ def read_json(path):
         fail(f"{path}: expected a JSON object: {error}")
 
 
-def join_files(folder, config):
-    """Returns the content of vocab.json and merges.txt as one tokenizer.json. As in train_gpt, added tokens are those
-    of added_tokens.json and tokenizer_config.json, and those that are neither a byte nor the result of a merge."""
-    from tokenizers import pre_tokenizers
-    vocabulary = read_json(f"{folder}/vocab.json")
+def join_files(folder):
+    """Returns the content of vocab.json and merges.txt as one tokenizer.json."""
     lines = [line.rstrip("\r") for line in read_text(f"{folder}/merges.txt").split("\n")]
     merges = [line for line in lines if line and not line.startswith("#version")]
-    made = {*pre_tokenizers.ByteLevel.alphabet(), *(merge.replace(" ", "", 1) for merge in merges)}
-    added = {**{id: {"content": text} for text, id in read_json(f"{folder}/added_tokens.json").items()},
-             **{id: {"content": text, "special": True} for text, id in vocabulary.items() if text not in made},
-             **{int(id): entry for id, entry in config.get("added_tokens_decoder", {}).items()}}
-    defaults = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return {"version": "1.0", "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
-            "added_tokens": [{**defaults, **entry, "id": id} for id, entry in sorted(added.items())],
-            "pre_tokenizer": byte_level, "decoder": byte_level}
+    return {"version": "1.0", "model": {"type": "BPE", "vocab": read_json(f"{folder}/vocab.json"), "merges": merges},
+            "added_tokens": [], "pre_tokenizer": byte_level, "decoder": byte_level}
+
+
+def declare_tokens(content, folder, config):
+    """Adds the tokens that the other files of a folder declare to the content of tokenizer.json, as train_gpt does:
+    special_tokens_map.json and added_tokens.json count only without an added_tokens_decoder in tokenizer_config.json."""
+    decoder = config.get("added_tokens_decoder")
+    old = {} if decoder else read_json(f"{folder}/added_tokens.json")
+    named = config if decoder else {**config, **read_json(f"{folder}/special_tokens_map.json")}
+    lists = [value if isinstance(value, list) else [value]
+             for name, value in named.items() if name.endswith(("_token", "_special_tokens"))]
+    special = {END_OF_TEXT, *(token["content"] if isinstance(token, dict) else token for token in sum(lists, []))}
+    vocabulary = content["model"]["vocab"]
+    entries = {**{vocabulary[text]: {"content": text} for text in special if text in vocabulary},
+               **{id: {"content": text} for text, id in old.items()},
+               **{int(id): entry for id, entry in (decoder or {}).items()}}
+    known = {token["content"] for token in content["added_tokens"]}
+    defaults = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    for id, entry in sorted(entries.items()):
+        if entry["content"] not in known:
+            entry["special"] = entry.get("special", False) or entry["content"] in special
+            content["added_tokens"].append({**defaults, **entry, "id": id})
 
 
 def load_tokenizer(name):
@@ -103,9 +115,10 @@ def load_tokenizer(name):
              f"found no '{path}'; scripts/download.sh gpt2 downloads one")
     config = read_json(os.path.join(name, "tokenizer_config.json"))
     try:
-        content = join_files(name, config) if is_split else read_json(path)
+        content = join_files(name) if is_split else read_json(path)
+        declare_tokens(content, name, config)
         tokenizer = Tokenizer.from_str(json.dumps(content))
-        for token in content.get("added_tokens", []):
+        for token in content["added_tokens"]:
             text, id, expected = token["content"], token["id"], tokenizer.token_to_id(token["content"])
             if id != expected:
                 fail(f"--tokenizer {name}: the added token '{text}' has the id {id}, expected {expected}")
