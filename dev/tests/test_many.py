@@ -399,7 +399,7 @@ def test_batch_ramp():
         whole = train(ranks, name, *words)
         shutil.copytree(whole.folder, fresh(name + "_cut"))
         shutil.rmtree(path(name + "_cut", "step_000006"))
-        resumed = train(ranks, name + "_cut", *words, "--resume")
+        resumed = train(ranks, name + "_cut", *words, "--resume", "auto")
         text = f"{ranks} ranks, t = {t}, --zero {zero}: "
         expect(same(whole, resumed), text + "a run interrupted in a ramp resumes with the same bits",
                f"{whole} {resumed}")
