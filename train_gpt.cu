@@ -1266,6 +1266,8 @@ struct Step {                           // floats only
     float correction1, correction2;      // 1 - beta^t
     float norm = 0;                      // of the gradients
     float factor = 0;                    // of the gradients: clipping and 1 / loss scale; 0 skips the step
+    float max_z = 0;                     // --skip-spikes; 0: off
+    float tokens = 0;                    // of the step
 };
 
 // Sets *step by a kernel, whose arguments are copied at launch. A copy from host memory might synchronise.
@@ -1419,6 +1421,7 @@ void adamw(const Slice& s, const Step* step, unsigned long long* unchanged) {
     });
 }
 
+#include "gpt/spikes.cuh"        // skip_spike(): --skip-spikes; z-scores
 #include "gpt/matmul.cuh"        // Product, matmul(), matmul_or(): cuBLASLt, with bias and GELU as epilogues
 #include "gpt/fp8_kernels.cuh"   // Tensor::finish(), Tensor::quantise(), read_fp8(), fp8_gelu_backward()
 #include "gpt/launch.cuh"        // the processes of many GPUs: world, sum_of_all(), start_processes(), WatchdogPause
@@ -1713,12 +1716,13 @@ struct Activations {
     Buffer<char> ln1_8, att_8, ln2_8, gelu_8, dqkv_8, dres_8, dfc_8, weights_8, transposed;
     Buffer<Fp8Scale> fp8_scales;
     Buffer<float> fp8_amaxes;
-    // Workspace. Muon also uses norm_partials, checkpoints of several GPUs partials. Batches: one in use, one in
-    // transfer, one for evaluation and sampling.
+    // Workspace. Muon also uses norm_partials, whose last element is for the loss, checkpoints of several GPUs
+    // partials. Batches: one in use, one in transfer, one for evaluation and sampling.
     Buffer<float> partials, norm_partials;
     Buffer<Step> step;
     Buffer<floatX> muon;
     Buffer<LossScale> loss_scale;
+    Buffer<Spikes> spikes;
     Buffer<double> loss;
     Buffer<int> inputs, targets, order, counter;
     Buffer<unsigned long long> unchanged;
@@ -1822,10 +1826,11 @@ std::vector<ActivationRow> activation_table(Activations& a, const Setup& s) {
             rowX(a.datt, "datt", {N, Ct},     1),
             rowX(a.dfc,  "dfc",  {N, 4 * Ct}, 1),
             row(a.partials,      "partials",      {attention_partials(B, T), columns}, 1, Category::WORKSPACE),
-            row(a.norm_partials, "norm_partials", {NORM_BLOCKS},                1, Category::WORKSPACE),
+            row(a.norm_partials, "norm_partials", {NORM_BLOCKS + 1},            1, Category::WORKSPACE),
             row_of(a.step, "step", DType::FP32, {sizeof(Step) / sizeof(float)}, 1, Category::WORKSPACE),
             row_of(a.loss_scale, "loss_scale", DType::FP32, {sizeof(LossScale) / sizeof(float)}, 1,
                    Category::WORKSPACE),
+            row_of(a.spikes, "spikes", DType::FP32, {sizeof(Spikes) / sizeof(float)}, 1, Category::WORKSPACE),
             row(a.order,         "order",         {R},                          2, Category::WORKSPACE),
         });
         if (s.attention == Attention::FLASH) append({row(a.att_d, "att_d", {B, NH, T}, 1)});
@@ -1919,6 +1924,7 @@ void connect(Model& m);   // of gpt/distributed.cuh
 std::vector<Slice> update_slices(Model& m);
 
 void set_loss_scale(Model& m, const LossScale& scale) { upload(m.a.loss_scale(), &scale, sizeof(scale)); }
+void set_spikes(Model& m, const Spikes& spikes) { upload(m.a.spikes(), &spikes, sizeof(spikes)); }
 
 void allocate(Model& m, const Setup& s) {
     require_memory(s);
@@ -1934,7 +1940,7 @@ void allocate(Model& m, const Setup& s) {
     device.matmul_workspace = m.a.matmul_workspace();
     clear(m.a.loss(), sizeof(double));
     clear(m.a.counter(), sizeof(int));
-    if (s.purpose == Purpose::TRAINING) set_loss_scale(m, {});
+    if (s.purpose == Purpose::TRAINING) set_loss_scale(m, {}), set_spikes(m, {});
     if (s.matmul != MatmulIn::FLOATX) {   // scales of 1 without history
         const std::vector<Fp8Scale> scales(s.config.layers * FP8_TENSORS);
         upload(m.a.fp8_scales(), scales.data(), scales.size() * sizeof(Fp8Scale));
@@ -2173,11 +2179,15 @@ void update(Model& m, const Step& step) {
     recorder.at("update", NO_LAYER);
     set_step(a.step(), step);
     await_gradients(m);
-    m.graphs.run("update", [&] {
+    const bool skips = step.max_z > 0;   // --skip-spikes: also sums the loss over GPUs
+    m.graphs.run(skips ? "update, skipping spikes" : "update", [&] {
         const GradientRanges own = own_gradients(m);   // each GPU sums the squares of its own
+        float* const loss = a.norm_partials() + own.blocks;
         norm_partials(a.norm_partials(), own);
-        over_gpus(a.norm_partials(), own.blocks);
+        if (skips) loss_partial(loss, a.loss(), a.step());
+        over_gpus(a.norm_partials(), own.blocks + skips);
         gradient_norm(a.step(), a.loss_scale(), a.norm_partials(), own.blocks);
+        if (skips) skip_spike(a.step(), a.loss_scale(), a.spikes(), loss);
         if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
         for (const Slice& s : m.slices) {
             if (s.v) adamw(s, a.step(), a.unchanged());
@@ -2227,7 +2237,7 @@ double learning_rate(const Options& o, long step, long steps = 0) {
     return low + fraction * (o.lr - low);
 }
 
-// A step skipped by loss scaling does not advance AdamW's t.
+// A skipped step does not advance AdamW's t.
 Step adamw_settings(const Options& o, long step, long skipped = 0, long steps = 0) {
     const double t = step + 1 - skipped;
     return {float(learning_rate(o, step, steps)), float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay),
@@ -2331,7 +2341,9 @@ StepResult train_step(TrainingRun& run, Loader& loader, bool evaluates) {
     const double began = seconds_now(), sent_before = world.bytes_sent;
     if (evaluates) start_counting(run.m);
     const std::optional<double> squared = accumulate_gradients(run, loader);
-    const Step settings = adamw_settings(run.o, run.step, run.scale.skipped, expected_steps(run));
+    Step settings = adamw_settings(run.o, run.step, run.scale.skipped, expected_steps(run));
+    settings.max_z = float(run.o.skip_spikes);
+    settings.tokens = float(run.tokens_per_step);
     update(run.m, settings);
 
     const StepResult result = step_result(run, began, settings.lr);

@@ -14,7 +14,7 @@
 struct LossScale {   // in device memory; floats only
     float scale = NO_SCALE;   // the factor of all gradients that backward computes
     float good_steps = 0;     // in a row since the scale last changed
-    float skipped = 0;        // number of skipped steps of the run
+    float skipped = 0;        // number of skipped steps of the run, also those that spikes.cuh skips
     float interval = 0;       // 0: the scale is fixed, and no step is skipped
 };
 
@@ -50,7 +50,7 @@ LossScale start_loss_scale(const Options& o, const Start& start) {
         throw UserError("%s: \"%s\" is %ld, expected %ld to %ld", path.c_str(), key, value, least, most);
     };
     s.skipped = number("skipped_steps", 0, start.step);
-    if (!dynamic) return s;
+    if (!dynamic || !start.trainer["loss_scaling"].contains("scale")) return s;
     s.scale = number("scale", 1, MAX_LOSS_SCALE);
     s.good_steps = number("good_steps", 0, GROWTH_INTERVAL - 1);
     return s;

@@ -203,6 +203,9 @@ std::vector<Flag> flag_table(Options& o) {
                "matrices. muon orthogonalises their updates, without a second moment; AdamW updates all else."),
         number("--weight-decay", TRAIN, "X", o.weight_decay, {}, "0.05", "Weight decay of matrices and embeddings"),
         number("--grad-clip", TRAIN, "X", o.grad_clip, {}, "0.5", "Maximum norm of the gradient; 0: no clipping"),
+        or_word("off", o.skip_spikes, 0.0, number("--skip-spikes", TRAIN, "Z", o.skip_spikes, {1e-3, 1e6}, "5",
+                "Skip the update of a step whose loss or gradient norm is more than Z standard deviations above the "
+                "mean of the last 128 steps. This z-score is at most 11.3; log.jsonl has it in any case.")),
         number("--beta1", TRAIN, "X", o.beta1, {0, 0.999999}, "0.9", "AdamW's decay rate of the first moment"),
         number("--beta2", TRAIN, "X", o.beta2, {0, 0.999999}, "0.99", "AdamW's decay rate of the second moment"),
         number("--eps", TRAIN, "X", o.eps, {}, "1e-6", "AdamW's epsilon, added to the denominator"),
@@ -308,7 +311,7 @@ static const std::map<std::string, const char*> ALIASES = {
     {"--recompute", "gradient-checkpointing activation-checkpointing"}, {"--matmul", "fp8"},
     {"--precision", "dtype bf16 fp16"}, {"--steps", "max-iters num-iterations epochs"}, {"--lr", "learning-rate"},
     {"--schedule", "lr-scheduler lr-decay"}, {"--weight-decay", "wd"}, {"--grad-clip", "max-grad-norm clip"},
-    {"--beta1", "adam-beta1"}, {"--beta2", "adam-beta2"}, {"--out", "save-dir"},
+    {"--skip-spikes", "sl sg"}, {"--beta1", "adam-beta1"}, {"--beta2", "adam-beta2"}, {"--out", "save-dir"},
     {"--eval-every", "eval-interval val-loss-every"}, {"--eval-sequences", "eval-iters val-max-steps"},
     {"--checkpoint-every", "save-interval save-every"}, {"--trace", "profile"}, {"--graph", "compile"},
     {"--prompt", "start"}, {"--samples", "num-samples"}, {"--sample-tokens", "max-new-tokens"},

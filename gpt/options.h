@@ -73,7 +73,7 @@ struct Options {
     double lr = 6e-4, min_lr = -1;
     Schedule schedule = Schedule::COSINE;
     Optimizer optimizer = Optimizer::ADAMW;
-    double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0;
+    double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, grad_clip = 1.0, skip_spikes = 0;
     long seed = 1337;
     PeakSource peak = PeakSource::TABLE;
     bool matmul_tuning = true;

@@ -13,13 +13,16 @@ std::string clock_text(double seconds);   // 1:02:03, from a day on 2d 03:04
 struct StepResult {
     double loss, norm, lr, seconds, tokens_per_s, mfu, hfu, loss_scale;   // mfu, hfu: model, hardware FLOPs utilisation
     bool is_finite;   // whether loss and norm are finite, or the step was skipped
+    bool skipped = false;
+    double loss_z = NAN, norm_z = NAN;   // z-scores: see spikes.cuh
 };
 
-// Returns the progress line of a step, less than 80 columns wide: the norm is omitted if it does not fit. left: seconds
-// to the end of the run. verbose: also prints the loss scale.
+// Returns the progress line of a step, less than 80 columns wide: the norm is omitted if it does not fit. After a spike
+// of loss or norm the line has their z-scores instead of MFU and time. left: seconds to the end of the run. verbose:
+// also prints the loss scale.
 std::string progress_text(long step, long steps, const StepResult& r, double left, bool verbose);
 
-// Prints the progress line: redrawn in place on a terminal, elsewhere a line every few seconds.
+// Prints the progress line: redrawn in place on a terminal, elsewhere a line every few seconds and at each spike.
 class Progress {
 public:
     Progress(long first_step, bool verbose) : first_(first_step), shown_step_(first_step), verbose_(verbose) {}

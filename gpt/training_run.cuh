@@ -29,6 +29,7 @@ struct TrainingRun {
     uint64_t next_window = start.window;
     long tried = start.step;         // the last step after which a checkpoint was attempted or is forbidden
     LossScale scale = start_loss_scale(o, start);   // after the last step
+    Spikes spikes = start_spikes(start);            // likewise
     NoiseScale noise = start_noise(start);
     std::map<std::string, std::string> text_files;   // of each checkpoint
     std::vector<Question> questions;
@@ -63,6 +64,7 @@ void load_run(TrainingRun& run, const Setup& setup) {
         printf("\n");
     }
     set_loss_scale(run.m, run.scale);
+    set_spikes(run.m, run.spikes);
     if (!world.first()) return;
     run.log.open(o.out, run.step, run_record(o, setup));   // from here on the folder holds a run
     if (!o.out.empty()) remove_unfinished(o.out);
@@ -86,17 +88,23 @@ long expected_steps(const TrainingRun& run) {
 
 // ---- log
 
-// Returns loss, norm, scale and speed of the step that started at `began`. Blocks until the device is done.
+// Returns loss, norm, their z-scores, scale and speed of the step that started at `began`. Blocks until the device is
+// done.
 StepResult step_result(TrainingRun& run, double began, double lr) {
     const LossScale before = run.scale;
     StepResult r = {};
     r.loss = sum_of_all(take_loss(run.m)) / run.tokens_per_step;
     r.norm = fetch(run.m.a.step()).norm;
-    if (before.interval > 0) run.scale = fetch(run.m.a.loss_scale());
+    const bool skips_spikes = run.o.skip_spikes > 0;
+    if (before.interval > 0 || skips_spikes) run.scale = fetch(run.m.a.loss_scale());
+    if (skips_spikes) run.spikes = fetch(run.m.a.spikes());
+    else run.spikes.push(float(r.loss), float(r.norm));
+    r.loss_z = run.spikes.loss.z;
+    r.norm_z = run.spikes.norm.z;
     r.loss_scale = before.scale;
+    r.skipped = run.scale.skipped > before.skipped;
     // A scale of 1 cannot be halved, so a norm that is not finite ends the run.
-    const bool skipped = run.scale.skipped > before.skipped && before.scale > 1;
-    r.is_finite = std::isfinite(r.loss) && (std::isfinite(r.norm) || skipped);
+    r.is_finite = std::isfinite(r.loss) && (std::isfinite(r.norm) || (r.skipped && before.scale > 1));
     r.lr = lr;
     r.seconds = seconds_now() - began;
     r.tokens_per_s = run.tokens_per_step / r.seconds;
@@ -112,10 +120,12 @@ json step_record(const TrainingRun& run, const StepResult& r, bool evaluates) {
     json record = {{"step", run.step}, {"loss", r.loss}, {"norm", r.norm}, {"lr", r.lr}, {"ms", 1e3 * r.seconds},
                    {"tokens_per_s", r.tokens_per_s}, {"mfu", r.mfu}, {"hfu", r.hfu},
                    {"batch", long(run.tokens_per_step)}, {"tokens", run.tokens}};
+    if (std::isfinite(r.loss_z)) record["loss_z"] = r.loss_z;
+    if (std::isfinite(r.norm_z)) record["norm_z"] = r.norm_z;
     const bool scales_loss = FLOATX == DType::FP16 || run.scale.interval > 0 || r.loss_scale != NO_SCALE;
+    if (scales_loss || run.o.skip_spikes > 0) record["skipped_steps"] = long(run.scale.skipped);
     if (scales_loss) {
         record["loss_scale"] = r.loss_scale;
-        record["skipped_steps"] = long(run.scale.skipped);
         if (evaluates && !has_fp8(run.m)) record["zero_gradients"] = zero_gradients(run.m);   // FP8: fp8_record()
     }
     if (!run.m.master)   // the fraction of weights that the update changed in FP32 but not after rounding
@@ -129,7 +139,7 @@ void add_noise(json& record, TrainingRun& run, const StepResult& r, double squar
     const double B = run.tokens_per_step, b = B / (world.alone() ? run.micro_steps : world.size);
     const double factor = B / b / r.loss_scale, small = sum_of_all(squared) / world.size * factor * factor;
     const double large = r.norm * r.norm;
-    if (!std::isfinite(small + large)) return;   // loss scaling has skipped the step
+    if (r.skipped || !std::isfinite(small)) return;
     const double gradient = (B * large - b * small) / (B - b), trace = (small - large) / (1 / b - 1 / B);
     NoiseScale& average = run.noise;
     average.gradient = NOISE_DECAY * average.gradient + (1 - NOISE_DECAY) * gradient;
@@ -155,9 +165,12 @@ json trainer_record(const TrainingRun& run) {
     if (run.o.minutes > 0) trainer["seconds"] = run.seconds;
     if (run.o.noise_every > 0) trainer["noise"] = {run.noise.gradient, run.noise.trace};
     if (run.m.fp8_history) trainer["fp8_history"] = fp8_history(run.m);
+    if (run.scale.interval > 0)
+        trainer["loss_scaling"] = {{"scale", long(run.scale.scale)}, {"good_steps", long(run.scale.good_steps)}};
     if (run.scale.interval > 0 || run.scale.skipped > 0)
-        trainer["loss_scaling"] = {{"scale", long(run.scale.scale)}, {"good_steps", long(run.scale.good_steps)},
-                                   {"skipped_steps", long(run.scale.skipped)}};
+        trainer["loss_scaling"]["skipped_steps"] = long(run.scale.skipped);
+    trainer["last_losses"] = run.spikes.loss.list();
+    trainer["last_norms"] = run.spikes.norm.list();
     return trainer;
 }
 
