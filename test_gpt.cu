@@ -2106,6 +2106,129 @@ TEST("loss scaling: gradients") {
     expect(zero_gradients(plain) == zeros / (10 * N * C), "the fraction of zeros in the activation gradients is exact");
 }
 
+// ==== loss spikes ============================================================
+
+// Returns the z-score of the last value by its definition, over the last 128 finite values; NaN without a full window
+// before it.
+double z_of_last(const Values& values) {
+    Values window;
+    for (double x : values) if (std::isfinite(x)) window.push_back(x);
+    if (!std::isfinite(values.back()) || window.size() <= 128) return NAN;
+    window.erase(window.begin(), window.end() - 128);
+    double mean = 0, variance = 0;
+    for (double x : window) mean += x / 128;
+    for (double x : window) variance += (x - mean) * (x - mean) / 128;
+    return variance > 0 ? (values.back() - mean) / sqrt(variance) : 0;
+}
+
+Step spike_step(float norm) {
+    Step s = {};
+    s.norm = norm, s.factor = 0.5f, s.max_z = 4;
+    return s;
+}
+
+// Compares z-scores and decisions with z_of_last() after each step. skipped: the expected ones, counted from 0.
+void try_spikes(const std::string& text, const Values& losses, const Values& norms, const std::set<size_t>& skipped) {
+    const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{{}});
+    const DeviceArray<Spikes> spikes(std::vector<Spikes>{{}});
+    double error = 0;
+    bool right = true;
+    for (size_t i = 0; i < losses.size(); i++) {
+        const DeviceArray<Step> step(std::vector<Step>{spike_step(float(norms[i]))});
+        skip_spike(step, loss_scale, spikes, DeviceArray<float>(Values{losses[i]}));
+        const Spikes found = fetch<Spikes>(spikes);
+        for (auto [values, z] : {std::pair<const Values*, double>{&losses, found.loss.z}, {&norms, found.norm.z}}) {
+            const double expected = z_of_last({values->begin(), values->begin() + i + 1});
+            right = right && std::isnan(z) == std::isnan(expected);
+            if (!std::isnan(z)) error = std::max(error, fabs(z - expected));
+        }
+        right = right && fetch<Step>(step).factor == (skipped.count(i) ? 0 : 0.5f);
+    }
+    Near(text + ": z-scores equal those of a loop in FP64", error, 1e-5);
+    expect(right && fetch<LossScale>(loss_scale).skipped == skipped.size(),
+           text + ": z-scores exist from step 129 on; steps above the limit are skipped and counted");
+}
+
+TEST("spikes: z-scores") {
+    Values losses = random_values<float>(400, 2.9, 3.1), norms = random_values<float>(400, 0.9, 1.1);
+    try_spikes("no spike", losses, norms, {});
+    losses[100] = 6;                // before the window is full, and in it for the spikes at first
+    losses[128] = norms[129] = 9;   // the first steps with a z-score
+    losses[250] = norms[251] = 0;   // low values
+    losses[260] = norms[260] = NAN;
+    losses[261] = 9, norms[261] = INFINITY;   // loss scaling or the end of the run is responsible
+    norms[262] = 5;
+    losses[263] = INFINITY;
+    try_spikes("spikes", losses, norms, {128, 129, 262});
+    Values level(400, 2), constant(400, 0.1f);
+    std::fill(level.begin() + 300, level.end(), 5);
+    try_spikes("a change of level, accepted after 7 steps, and a constant norm", level, constant,
+               {300, 301, 302, 303, 304, 305, 306});
+}
+
+TEST("spikes: with a loss scale") {
+    // Returns the scale and the factor after a step with these loss and norm, whose windows are full of 1.
+    auto after = [](LossScale s, float loss, float scaled_norm) {
+        Spikes full;
+        for (int i = 0; i < SPIKE_STEPS; i++) full.push(1, 1);
+        const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{s});
+        const DeviceArray<Spikes> spikes(std::vector<Spikes>{full});
+        const DeviceArray<Step> step(std::vector<Step>{spike_step(0)});
+        const DeviceArray<float> partials(Values{scaled_norm * scaled_norm, loss});
+        gradient_norm(step, loss_scale, partials, 1);
+        skip_spike(step, loss_scale, spikes, partials + 1);
+        const LossScale found = fetch<LossScale>(loss_scale);
+        return Floats{found.scale, found.good_steps, found.skipped, fetch<Step>(step).factor};
+    };
+    const LossScale dynamic = {64, 5, 2, GROWTH_INTERVAL}, fixed = {64, 0, 2};
+    expect(after(dynamic, 1, 64) == Floats{64, 6, 2, 1 / 64.0f}, "a normal step is not skipped");
+    expect(after(dynamic, 9, 64) == Floats{64, 6, 3, 0} && after(dynamic, 1, 640) == Floats{64, 6, 3, 0} &&
+               after(fixed, 9, 64) == Floats{64, 0, 3, 0},
+           "a spike of the loss or of the unscaled norm is skipped and does not halve the scale");
+    expect(after(dynamic, 9, INFINITY) == Floats{32, 0, 3, 0}, "an overflow halves the scale and is counted once");
+    expect(after(fixed, 9, INFINITY) == Floats{64, 0, 2, 1 / 64.0f},
+           "with a fixed scale an infinite norm is not skipped, whatever the loss is");
+}
+
+// The windows hold losses near 5.5, as the model's, and norms far below the model's, or far above.
+TEST("spikes: a skipped step") {
+    for (auto [optimizer, grad_dtype] : {std::pair{Optimizer::ADAMW, DType::FP32}, {Optimizer::MUON, DType::FP32},
+                                         {Optimizer::ADAMW, FLOATX == DType::FP32 ? DType::FP32 : GRAD16}}) {
+        Setup s = loss_scaling_setup(grad_dtype);
+        s.optimizer = optimizer;
+        TestModel m(s);
+        auto step_after_norms = [&](float norm) {   // returns weights and moments before and after it
+            Spikes spikes;
+            for (int i = 0; i < SPIKE_STEPS; i++) spikes.push(5.5f + i % 2, norm * (1 + i % 3));
+            set_spikes(m, spikes);
+            run_micro_batch(m, dynamic_scale(1024));
+            Step step = adamw_settings({}, 0);
+            step.max_z = 4, step.tokens = float(s.N());
+            auto state = [&] {
+                const size_t n = m.layout.elements();
+                return std::vector<Floats>{floats_from_device(m.weights, n), from_device(m.master, n),
+                                           from_device(m.adam_m, n),
+                                           from_device(m.adam_v, layout_of_v(s).elements())};
+            };
+            const std::vector<Floats> before = state();
+            update(m, step);
+            return std::pair{before, state()};
+        };
+        const auto [before, after] = step_after_norms(1e-4f);
+        const LossScale scale = fetch(m.a.loss_scale());
+        const Floats left = gradients(m);
+        const double loss = take_loss(m) / s.N();
+        expect(before == after && scale.skipped == 1 && scale.scale == 1024 && left == Floats(left.size(), 0) &&
+                   fabs(fetch(m.a.spikes()).loss.values[SPIKE_STEPS - 1] / loss - 1) < 1e-6,
+               format("a spike of the norm leaves weights and moments unchanged: %s, gradients in %s",
+                      optimizer == Optimizer::MUON ? "muon" : "adamw", name_of(grad_dtype)));
+        const auto [start, updated] = step_after_norms(1e4f);
+        bool all_changed = true;
+        for (size_t i = 0; i < start.size(); i++) all_changed = all_changed && start[i] != updated[i];
+        expect(all_changed && fetch(m.a.loss_scale()).skipped == 0, "a norm below those of the window is not skipped");
+    }
+}
+
 // ==== schedule and sampling ==================================================
 
 TEST("schedule") {

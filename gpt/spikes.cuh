@@ -15,31 +15,31 @@
 // source    OutlierDetector of llm.c
 #pragma once
 
-constexpr int SPIKE_WINDOW = 128;
+constexpr int SPIKE_STEPS = 128;
 
-struct Window {   // floats only
-    float values[SPIKE_WINDOW] = {};   // the oldest first, so that the sums do not depend on where a run was resumed
+struct SpikeWindow {   // floats only
+    float values[SPIKE_STEPS] = {};   // the oldest first, so that the sums do not depend on where a run was resumed
     float count = 0;
     float z = NAN;                     // of the last value; NaN: it has none yet
 
     __host__ __device__ void push(float x) {
         z = NAN;
         if (!(fabsf(x) < INFINITY)) return;
-        const bool full = count == SPIKE_WINDOW;
-        for (int i = 1; full && i < SPIKE_WINDOW; i++) values[i - 1] = values[i];
+        const bool full = count == SPIKE_STEPS;
+        for (int i = 1; full && i < SPIKE_STEPS; i++) values[i - 1] = values[i];
         if (!full) count++;
         values[static_cast<int>(count) - 1] = x;
         if (!full) return;
         double mean = 0, variance = 0;   // sums of FP32 in FP64: the mean of equal values is exact
-        for (float value : values) mean += static_cast<double>(value) / SPIKE_WINDOW;
-        for (float value : values) variance += (value - mean) * (value - mean) / SPIKE_WINDOW;
+        for (float value : values) mean += static_cast<double>(value) / SPIKE_STEPS;
+        for (float value : values) variance += (value - mean) * (value - mean) / SPIKE_STEPS;
         z = variance > 0 ? static_cast<float>((x - mean) / sqrt(variance)) : 0;
     }
     std::vector<float> list() const { return {values, values + static_cast<int>(count)}; }
 };
 
 struct Spikes {   // in device memory with --skip-spikes, otherwise the host's
-    Window loss, norm;
+    SpikeWindow loss, norm;
     __host__ __device__ void push(float new_loss, float new_norm) {
         loss.push(new_loss);
         norm.push(new_norm);
@@ -69,12 +69,12 @@ void skip_spike(Step* step, LossScale* loss_scale, Spikes* spikes, const float* 
 // Returns the windows of a checkpoint. Older ones have none.
 Spikes start_spikes(const Start& start) {
     Spikes s;
-    auto read = [&](const char* key, Window& window) {
+    auto read = [&](const char* key, SpikeWindow& window) {
         const json list = start.trainer.contains(key) ? start.trainer[key] : json::array();
         auto is_float = [](const json& x) { return x.is_number() && fabs(double(x)) <= double{FLT_MAX}; };
-        if (!list.is_array() || list.size() > SPIKE_WINDOW || !std::all_of(list.begin(), list.end(), is_float))
-            throw UserError("%s/trainer.json: \"%s\" is %s, expected a list of at most %d numbers", start.dir.c_str(),
-                            key, list.dump().substr(0, 40).c_str(), SPIKE_WINDOW);
+        if (!list.is_array() || list.size() > SPIKE_STEPS || !std::all_of(list.begin(), list.end(), is_float))
+            throw UserError("%s/trainer.json: \"%s\" is %s, expected a list of at most %d FP32 numbers", start.dir.c_str(),
+                            key, list.dump().substr(0, 40).c_str(), SPIKE_STEPS);
         for (float x : list.get<std::vector<float>>()) window.push(x);
     };
     read("last_losses", s.loss);

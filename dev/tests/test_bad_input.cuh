@@ -255,6 +255,13 @@ TEST("bad folders") {
         cases.push_back({"trainer.json", format("{\"step\": 10, \"next_window\": 1, \"noise\": %s}", noise),
                          {"noise", "two numbers"}});
     cases.push_back({"trainer.json", "{\"step\": 10, \"next_window\": 1, \"tokens\": -1}", {"tokens", "-1"}});
+    for (const char* list : {"1", "[null]", "[-1e+39]", "{}"})
+        for (const char* key : {"last_losses", "last_norms"})
+            cases.push_back({"trainer.json", format("{\"step\": 10, \"next_window\": 1, \"%s\": %s}", key, list),
+                             {key, list, "at most 128 FP32 numbers"}});
+    const std::string too_many = json(std::vector<int>(129)).dump();
+    cases.push_back({"trainer.json", "{\"step\": 10, \"next_window\": 1, \"last_norms\": " + too_many + "}",
+                     {"last_norms", "128"}});
     for (const char* scale : {"0", "33554432", "1.5", "null"})
         cases.push_back({"trainer.json", scaled(scale), {"scale", scale}});
     auto damage = [](const std::string& file, const std::string& bytes) {

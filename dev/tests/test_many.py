@@ -450,6 +450,36 @@ def test_noise_scale():
                         f"--noise-every with {words[-2]} {words[-1]}")
 
 
+def test_spikes():
+    """In step 141 the micro-batch of the last rank, or tensor group, is random. If all ranks skip this step, their
+    shards of weights and moments are those of a run without it."""
+    for ranks, t, words in ((2, 1, ["--zero", 0]), (2, 1, ["--zero", 1, "--optimizer", "muon"]),
+                            (up_to(3), 1, ["--zero", 2]), (2, 1, ["--zero", 3]),
+                            (pairs_of_ranks(), 2, ["--zero", 1, "--tensor-parallel", 2])):
+        batch = ranks // t * MICRO
+        text = bytearray(b"the cat sat on a big mat" * (batch * 151 // 24))    # a sequence of 24 tokens, repeated
+        files = {name: path(name + ".txt") for name in ("calm", "spiky")}
+        for file in files.values():
+            with open(file, "wb") as out:
+                out.write(text)
+            text[141 * batch - MICRO + 1:141 * batch] = random.Random(1).randbytes(MICRO - 1)
+        common = ["--total-batch", batch, "--lr", 1e-2, "--schedule", "constant", "--shuffle", "no", "--val-fraction",
+                  0, *CHECKPOINT, *words]
+        calm = train(ranks, "calm", *common, "--data", files["calm"], "--steps", 149, "--skip-spikes", 12)
+        spiky = train(ranks, "spiky", *common, "--data", files["spiky"], "--steps", 150, "--skip-spikes", 6)
+        title = f"{ranks} ranks, {' '.join(map(str, words))}: "
+        if calm.code or spiky.code:
+            expect(False, title + "the runs end with exit code 0", f"{calm} {spiky}")
+            continue
+        with open(spiky.checkpoints()[-1] + "/trainer.json", encoding="utf-8") as file:
+            trainer = json.load(file)
+        expect(tensors(calm) == tensors(spiky) and spiky.steps[-1]["skipped_steps"] == 1,
+               title + "all ranks skip a step in which only one has outliers", str(spiky))
+        expect(near(trainer["last_losses"], spiky.losses[-128:], 1e-5) and
+               trainer["last_norms"] == spiky.norms[-128:],
+               title + "the decision is made from loss and norm of all ranks", f"{trainer} {spiky.losses}")
+
+
 def test_read():
     """Counts the bytes of a checkpoint that each rank reads: with ZeRO only its shard. Files hold no padding."""
     ranks, runs, read = up_to(3), {}, {}

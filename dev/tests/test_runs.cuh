@@ -371,6 +371,75 @@ TEST("runs: loss scaling") {
                "--loss-scaling 128 changes no bit in BF16 and FP32, and some in FP16", fixed);
 }
 
+// Steps of two micro-batches, 64 tokens. All are equal, but in @/spiky.txt the second half of step 141 is random.
+const std::string SPIKES = "train --layers 2 --heads 2 --channels 32 --context 16 --val-fraction 0 --shuffle no "
+                           "--micro-batch 2 --total-batch 64 --lr 1e-2 --schedule constant --eval-every 0 "
+                           "--matmul-tuning off --checkpoint-every 70 --data ";
+
+// Expects that a run which skips step 141 of 150 ends with the bits of 149 steps without the random half.
+void try_skipping(const std::string& options) {
+    for (const char* out : {"@/calm", "@/spiky"}) fs::remove_all(scratch(out));
+    const Outcome calm = run(SPIKES + "@/calm.txt --steps 149 --out @/calm " + options);
+    const Outcome spiky = run(SPIKES + "@/spiky.txt --steps 150 --skip-spikes 6 --out @/spiky " + options);
+    const json trainer = read_json(scratch("@/spiky/step_000150/trainer.json"));
+    expect_run(spiky.code == 0 && same_checkpoint("@/calm/step_000149", "@/spiky/step_000150") &&
+                   trainer["loss_scaling"]["skipped_steps"] == 1 && record_of("@/spiky", 149)["skipped_steps"] == 1,
+               "--skip-spikes: a skipped step leaves no trace in weights and moments " + options, spiky, calm.err);
+    for (const std::string step : {"70", "140"}) {   // within the first 128 steps; before the spike
+        begin_from("@/again", "@/spiky", "/step_000" + std::string(3 - step.size(), '0') + step);
+        const Outcome again = run("train --resume --out @/again");
+        expect_run(again.code == 0 && log_of("@/again") == log_of("@/spiky") &&
+                       same_checkpoint("@/again/step_000150", "@/spiky/step_000150") &&
+                       read_json(scratch("@/again/step_000150/trainer.json"))["last_norms"] == trainer["last_norms"],
+                   "--skip-spikes, resumed at step " + step + ": the same bits", again);
+        fs::remove_all(scratch("@/again"));
+    }
+}
+
+TEST("runs: loss spikes") {
+    std::string text;
+    while (text.size() < 150 * 64 + 1) text += "the cat sat on a";
+    write_bytes("@/calm.txt", text);
+    for (size_t i = 140 * 64 + 33; i < 141 * 64; i++) text[i] = static_cast<char>(splitmix64(i));
+    write_bytes("@/spiky.txt", text);
+    for (const char* options : {"--optimizer muon --graph on", "--loss-scaling dynamic --graph on", ""})
+        try_skipping(options);
+
+    Values losses, norms;
+    bool right = true;
+    for (const std::string& line : log_of("@/spiky")) {
+        const json record = json::parse(line);
+        losses.push_back(float(record["loss"])), norms.push_back(float(record["norm"]));
+        auto is_close = [&](const char* key, const Values& values) {
+            const double expected = z_of_last(values);
+            return record.contains(key) ? fabs(double(record[key]) - expected) < 1e-5 : std::isnan(expected);
+        };
+        right = right && is_close("loss_z", losses) && is_close("norm_z", norms);
+    }
+    const json spike = record_of("@/spiky", 140);
+    expect(right && spike["loss_z"] > 10 && spike["norm_z"] > 8, "log.jsonl has the z-scores from step 129 on",
+           spike.dump());
+
+    begin_from("@/skipped_spike", "@/spiky", "/step_000140");
+    begin_from("@/kept_spike", "@/spiky", "/step_000140");
+    const Outcome skipped = run("train --resume --steps 141 --out @/skipped_spike");
+    const Outcome kept = run("train --resume --steps 141 --out @/kept_spike --skip-spikes off");
+    expect_run(same_checkpoint("@/skipped_spike/step_000141", "@/spiky/step_000140") &&
+                   contains(skipped.out, "step 141/141 loss ") && contains(skipped.out, " (z 1") &&
+                   contains(skipped.out, ")  skipped\n"),
+               "the skipped step does not change weights and moments; the progress line shows it", skipped);
+    expect_run(kept.code == 0 && !same_checkpoint("@/kept_spike/step_000141", "@/spiky/step_000140") &&
+                   contains(kept.out, "--skip-spikes was 6.0, is now \"off\"\n") && contains(kept.out, " (z 1") &&
+                   !contains(kept.out, "skipped") && record_of("@/kept_spike", 140)["loss_z"] == spike["loss_z"],
+               "without --skip-spikes the step has the same z-score and changes the weights", kept);
+
+    const Outcome high = run(SPIKES + "@/spiky.txt --steps 150 --skip-spikes 12 --out @/high");
+    const Outcome off = run(SPIKES + "@/spiky.txt --steps 150 --out @/off");
+    expect_run(high.code == 0 && same_checkpoint("@/high/step_000150", "@/off/step_000150") &&
+                   record_of("@/high", 149)["norm_z"] == record_of("@/off", 149)["norm_z"],
+               "a limit above all z-scores gives the bits of a run without --skip-spikes", high, off.err);
+}
+
 // ==== budgets ================================================================
 
 TEST("runs: --tokens and --minutes") {
@@ -682,10 +751,12 @@ TEST("runs: start and progress") {
     for (const long step : {1L, 9999999L})
         for (const double speed : {0.5, 99.99e3, 99.99e6})
             for (const double left : {0.0, 359999.0, 86400 * 999.0})
-                for (const double norm : {0.12, 99999.0, double(INFINITY)}) {
-                    const StepResult r = {12.3456, norm, 6e-4, 1, speed, 0.999, 0.999, MAX_LOSS_SCALE, true};
-                    widest = std::max(widest, progress_text(step, 9999999, r, left, false).size());
-                }
+                for (const double norm : {0.12, 99999.0, double(INFINITY)})
+                    for (const double z : {double(NAN), 11.26}) {
+                        const StepResult r = {12.3456, norm, 6e-4, 1, speed, 0.999, 0.999, MAX_LOSS_SCALE, true, true,
+                                              z, z};
+                        widest = std::max(widest, progress_text(step, 9999999, r, left, false).size());
+                    }
     expect(widest < 80, "the progress line has less than 80 columns", std::to_string(widest));
     const StepResult usual = {3.29, 0.43, 6e-4, 1, 645.2e3, 0.512, 0.512, 1024, true};
     const std::string text = progress_text(12345, 19073, usual, 5025, false);
@@ -694,6 +765,14 @@ TEST("runs: start and progress") {
                contains(progress_text(1, 9, usual, 200000, true), " 3.2900  scale 1024  ") &&
                contains(progress_text(1, 9, usual, 200000, true), "  2d 07:33 left"),
            "the progress line has the norm if it fits, and with --verbose the loss scale", text);
+    StepResult spike = usual;
+    spike.loss_z = 3.1, spike.norm_z = -9;
+    const std::string of_loss = progress_text(12345, 19073, spike, 5025, false);
+    spike.loss_z = 3, spike.norm_z = 11.2, spike.skipped = true;
+    const std::string of_norm = progress_text(12345, 19073, spike, 5025, false);
+    expect(of_loss == "step 12345/19073 loss 3.2900 (z 3.1)  norm 0.43" &&
+               of_norm == "step 12345/19073 loss 3.2900  norm 0.43 (z 11.2)  skipped",
+           "the progress line has z-scores above 3, and whether the step was skipped", of_loss + "\n" + of_norm);
 }
 
 TEST("runs: no device") {
