@@ -1274,6 +1274,8 @@ struct Step {                           // floats only
 __global__ void set_step_kernel(Step* step, Step values) { *step = values; }
 void set_step(Step* step, const Step& values) { launch("set_step", set_step_kernel, 1, 1, 0, step, values); }
 
+#include "gpt/spikes.cuh"   // skip_spike(): --skip-spikes; z-scores of loss and norm
+
 // Gradients whose squares are summed by `blocks` blocks: n_common, and n of each of `layers` layers, `stride` elements
 // from layer to layer.
 struct GradientRanges {
@@ -1330,8 +1332,10 @@ void norm_partials(float* partials, const GradientRanges& r) {
     });
 }
 
-void gradient_norm(Step* step, LossScale* loss_scale, const float* partials, size_t count) {
+// spikes: only with --skip-spikes; then partials (count + 1) ends with the loss.
+void gradient_norm(Step* step, LossScale* loss_scale, const float* partials, size_t count, Spikes* spikes = nullptr) {
     launch("norm", norm_kernel, 1, BLOCK, 0, updated(step), updated(loss_scale), partials, count);
+    if (spikes) skip_spike(step, loss_scale, spikes, partials + count);
 }
 
 // ==== adamw ==================================================================
@@ -1421,7 +1425,6 @@ void adamw(const Slice& s, const Step* step, unsigned long long* unchanged) {
     });
 }
 
-#include "gpt/spikes.cuh"        // skip_spike(): --skip-spikes; z-scores
 #include "gpt/matmul.cuh"        // Product, matmul(), matmul_or(): cuBLASLt, with bias and GELU as epilogues
 #include "gpt/fp8_kernels.cuh"   // Tensor::finish(), Tensor::quantise(), read_fp8(), fp8_gelu_backward()
 #include "gpt/launch.cuh"        // the processes of many GPUs: world, sum_of_all(), start_processes(), WatchdogPause
@@ -2182,12 +2185,10 @@ void update(Model& m, const Step& step) {
     const bool skips = step.max_z > 0;   // --skip-spikes: also sums the loss over GPUs
     m.graphs.run(skips ? "update, skipping spikes" : "update", [&] {
         const GradientRanges own = own_gradients(m);   // each GPU sums the squares of its own
-        float* const loss = a.norm_partials() + own.blocks;
         norm_partials(a.norm_partials(), own);
-        if (skips) loss_partial(loss, a.loss(), a.step());
+        if (skips) loss_partial(a.norm_partials() + own.blocks, a.loss(), a.step());
         over_gpus(a.norm_partials(), own.blocks + skips);
-        gradient_norm(a.step(), a.loss_scale(), a.norm_partials(), own.blocks);
-        if (skips) skip_spike(a.step(), a.loss_scale(), a.spikes(), loss);
+        gradient_norm(a.step(), a.loss_scale(), a.norm_partials(), own.blocks, skips ? a.spikes() : nullptr);
         if (!m.master) clear(a.unchanged(), sizeof(unsigned long long));
         for (const Slice& s : m.slices) {
             if (s.v) adamw(s, a.step(), a.unchanged());

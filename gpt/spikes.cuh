@@ -73,8 +73,8 @@ Spikes start_spikes(const Start& start) {
         const json list = start.trainer.contains(key) ? start.trainer[key] : json::array();
         auto is_float = [](const json& x) { return x.is_number() && fabs(double(x)) <= double{FLT_MAX}; };
         if (!list.is_array() || list.size() > SPIKE_STEPS || !std::all_of(list.begin(), list.end(), is_float))
-            throw UserError("%s/trainer.json: \"%s\" is %s, expected a list of at most %d FP32 numbers", start.dir.c_str(),
-                            key, list.dump().substr(0, 40).c_str(), SPIKE_STEPS);
+            throw UserError("%s/trainer.json: \"%s\" is %s, expected a list of at most %d FP32 numbers",
+                            start.dir.c_str(), key, list.dump().substr(0, 40).c_str(), SPIKE_STEPS);
         for (float x : list.get<std::vector<float>>()) window.push(x);
     };
     read("last_losses", s.loss);

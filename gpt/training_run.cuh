@@ -139,7 +139,7 @@ void add_noise(json& record, TrainingRun& run, const StepResult& r, double squar
     const double B = run.tokens_per_step, b = B / (world.alone() ? run.micro_steps : world.size);
     const double factor = B / b / r.loss_scale, small = sum_of_all(squared) / world.size * factor * factor;
     const double large = r.norm * r.norm;
-    if (r.skipped || !std::isfinite(small)) return;
+    if (r.skipped || !std::isfinite(small)) return;   // an overflow or a spike
     const double gradient = (B * large - b * small) / (B - b), trace = (small - large) / (1 / b - 1 / B);
     NoiseScale& average = run.noise;
     average.gradient = NOISE_DECAY * average.gradient + (1 - NOISE_DECAY) * gradient;

@@ -37,7 +37,8 @@ from trainer import flags
 
 TEST_S, STUDY_S = 200, 60   # seconds for a test and a study
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
-ARITHMETIC = ("kernels: attention", "kernels: matmul", "tensor cores", "graphs", "kernels", "model", "loss scaling", "spikes")
+ARITHMETIC = ("kernels: attention", "kernels: matmul", "tensor cores", "graphs", "kernels", "model", "loss scaling",
+              "spikes")
 IN_FP32 = ("kernels", "model against", "graphs")
 LOSS_TOLERANCE = 0.03       # of the smoke runs: BF16 rounds differently on a GPU, and 60 steps amplify that
 STUDIES = {"attention": ["--steps", "mma", "--lengths"], "matmul": [], "cross_entropy": []}
