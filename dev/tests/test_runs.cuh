@@ -417,7 +417,7 @@ TEST("runs: loss spikes") {
         right = right && is_close("loss_z", losses) && is_close("norm_z", norms);
     }
     const json spike = record_of("@/spiky", 140);
-    expect(right && spike["loss_z"] > 10 && spike["norm_z"] > 8, "log.jsonl has the z-scores from step 129 on",
+    expect(right && spike["loss_z"] > 8 && spike["norm_z"] > 7, "log.jsonl has the z-scores from step 129 on",
            spike.dump());
 
     begin_from("@/skipped_spike", "@/spiky", "/step_000140");
