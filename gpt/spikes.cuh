@@ -20,7 +20,7 @@ constexpr int SPIKE_STEPS = 128;
 struct SpikeWindow {   // floats only
     float values[SPIKE_STEPS] = {};   // the oldest first, so that the sums do not depend on where a run was resumed
     float count = 0;
-    float z = NAN;                     // of the last value; NaN: it has none yet
+    float z = NAN;                    // of the last value; NaN: it has none
 
     __host__ __device__ void push(float x) {
         z = NAN;
