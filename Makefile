@@ -193,9 +193,10 @@ run: all
 
 # ---- test ---------------------------------------------------------------------------------------
 
-# `make test` runs one program at warp width 32, as on a GPU, and one at warp width 1, as in the CPU build. QUICK_NAME
-# selects tests of program NAME: comma-separated beginnings of their names; empty: all. `make test-all` runs all tests.
-TESTS ?= $(TEST_DIR)/bf16-32/test_gpt $(TEST_DIR)/fp32-1/test_gpt
+# `make test` runs one program at warp width 32, as on a GPU, one at warp width 1, as in the CPU build, and one for the
+# tokenizer. QUICK_NAME selects tests of program NAME: comma-separated beginnings of their names; empty: all. `make
+# test-all` runs all tests.
+TESTS ?= $(addprefix $(TEST_DIR)/,bf16-32/test_gpt fp32-1/test_gpt text/test_tokenizer)
 QUICK_bf16-32 ?= $(MODEL_PARTS),initial weights,shards,model in FP8,runs: the same bits,runs: FP8
 QUICK_fp32-1  ?=
 test:

@@ -1759,7 +1759,7 @@ TEST("folders: round trip") {
 
 // ==== data ===================================================================
 
-const std::vector<size_t> FILE_SIZES = {10, 25, 7};
+const std::vector<size_t> FILE_SIZES = {12, 25, 7};
 
 // Writes and opens three files of these sizes. Token i of file f is 100 f + i.
 Tokens three_shards() {
@@ -1782,7 +1782,7 @@ Window read_window(const Tokens& tokens, Windows kind, size_t index, size_t T, i
 TEST("windows") {
     Tokens tokens = three_shards();
     const size_t T = 4;
-    expect(tokens.count() == 42 && !tokens.bytes_only(), "a pattern matches all shards");
+    expect(tokens.count() == 44 && !tokens.bytes_only(), "a pattern matches all shards");
     std::vector<int> starts, expected_starts, covered, expected_covered;
     bool shifted = true;
     for (Windows kind : {Windows::WHOLE, Windows::ANYWHERE})
@@ -1812,10 +1812,12 @@ TEST("windows") {
     });
     expect(contains(error, "token 4 at position 4"), "a token that equals the vocabulary size is rejected", error);
 
-    const Tokens tail = tokens.split_tail(0.3);   // 12 of 42: the last file and 5 tokens of the second
-    expect(tokens.count() == 30 && tail.count() == 12 && read_window(tail, Windows::WHOLE, 0, 4).inputs[0] == 120 &&
-               read_window(tail, Windows::WHOLE, 1, 4).inputs[0] == 200 && tokens.windows(Windows::WHOLE, 19) == 1,
+    const Tokens tail = tokens.split_tail(0.3);   // 13 of 44: the last file and 6 tokens of the second
+    expect(tokens.count() == 31 && tail.count() == 13 && read_window(tail, Windows::WHOLE, 0, 4).inputs[0] == 119 &&
+               read_window(tail, Windows::WHOLE, 1, 4).inputs[0] == 200 && tokens.windows(Windows::WHOLE, 18) == 1,
            "the validation split is the last tokens, across files");
+    const std::string of_tail = error_of([&] { read_window(tail, Windows::WHOLE, 0, T, 119); });
+    expect(contains(of_tail, "token 119 at position 19"), "an error names the position in the file", of_tail);
 }
 
 // Returns the first inputs of `count` windows that a Loader loads, B at a time.
@@ -1852,7 +1854,7 @@ TEST("loader") {
     }
     expect(of_ranks == one, "3 ranks load disjoint windows, together the same as one GPU");
     expect(loaded_starts(4, Shuffle::YES, 8, 0, 24) != one, "another seed loads other windows");
-    // 24 draws from 30 windows give 30 (1 - (29/30)^24) = 16.7 different ones on average.
+    // 24 draws from 32 windows give 32 (1 - (31/32)^24) = 17.1 different ones on average.
     expect(std::set<int>(one.begin(), one.end()).size() > 10, "more than 10 of 24 shuffled windows are different");
 }
 
@@ -1996,6 +1998,23 @@ TEST("graphs") {
     expect(contains(error, "cudaErrorStreamCaptureUnsupported") && after.values() == Values{1, 2} &&
            graphs.captured() == 0,
            "capturing work that synchronises is reported as an error", error);
+
+    const TrainData data = {};
+    const Start start = {};
+    Options o;
+    o.total_batch = 2 * s.N();
+    o.batch_ramp = {long(s.N()), 100};
+    TrainingRun run(o, data, start);
+    allocate(run.m, s);
+    run.m.graphs.on = true;
+    auto captured_at = [&](uint64_t tokens) {
+        run.tokens = tokens;
+        begin_step(run);
+        return run.m.graphs.captured();
+    };
+    captured_at(0);
+    for (int i = 0; i < 2; i++) run.m.graphs.run("some work", [&] { clear(run.m.a.loss(), sizeof(double)); });
+    expect(captured_at(99) == 1 && captured_at(100) == 0, "graphs are freed when the batch grows, and only then");
 }
 
 // ==== loss scaling ===========================================================
@@ -2037,6 +2056,24 @@ TEST("loss scaling: the scale") {
     expect(late.correction1 == early.correction1 && late.correction2 == early.correction2 &&
                late.lr == adamw_settings({}, 9).lr && late.lr != early.lr,
            "skipped steps advance the learning rate, not AdamW's t");
+}
+
+TEST("loss scaling: the end of a run") {
+    const TrainData data = {};
+    const Start start = {};
+    const Options o;
+    TrainingRun run(o, data, start);
+    allocate(run.m, small_setup({1, 1, 16, 4, 256}, 1, 4));
+    run.tokens_per_step = 4;
+    auto continues = [&](const LossScale& scale, double norm) {   // after a step with this norm of the scaled gradients
+        set_loss_scale(run.m, run.scale = scale);
+        const DeviceArray<float> partials(Values{norm * norm});
+        gradient_norm(run.m.a.step(), run.m.a.loss_scale(), partials, 1);
+        return step_result(run, 0, 0).is_finite;
+    };
+    expect(continues({}, 1) && !continues({}, INFINITY) && continues(dynamic_scale(2), INFINITY) &&
+               !continues(dynamic_scale(1), INFINITY),
+           "a norm that is not finite ends the run, unless loss scaling skips the step and halves the scale");
 }
 
 void run_micro_batch(Model& m, const LossScale& scale) {
@@ -2252,6 +2289,9 @@ TEST("schedule") {
     o.schedule = Schedule::LINEAR;
     o.min_lr = -1;
     Near("without --min-lr the learning rate ends at a tenth of --lr", fabs(learning_rate(o, 110) - 0.1), 1e-12);
+    o.min_lr = 0;
+    expect(learning_rate(o, 110) == 0, "with --min-lr 0 the learning rate ends at 0");
+    o.min_lr = -1;
     o.warmup = 0.05;
     double error = 0;
     for (auto [step, expected] : {std::pair{0, 0.1}, {9, 1.0}, {10, 1.0}, {200, 0.1}})

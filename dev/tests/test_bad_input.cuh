@@ -52,6 +52,9 @@ TEST("flags") {
     expect(rejected.empty(), "every flag accepts its own default", rejected);
     const Options o = parse_options(TRAIN, "train", {"--lr=3e-4", "--data=a=b", "--resume", "--out", "--"});
     expect(o.lr == 3e-4 && o.data == "a=b" && o.resume && o.out == "--", "--flag=value equals --flag value");
+    for (const auto& [size, bytes] : {std::pair("1.5GB", 1.5e9), {"2MB", 2e6}, {"2GiB", 0x1p31}, {"3MiB", 3 * 0x1p20}})
+        expect(parse_options(PLAN, "plan", {"--gpu-memory", size}).gpu_memory == bytes,
+               format("%s are %.0f bytes", size, bytes));
     const Outcome most = run(TINY +
                              "--seed 9223372036854775807 --sample-every 1 --sample-tokens 2 --warmup 1000000000000 "
                              "--eval-sequences 9223372036854775807 --eval-every 9223372036854775807 --steps 2");

@@ -413,6 +413,10 @@ TEST("model in FP8: micro-batches") {
             expect(now.scale > 1, "current scaling: the scale does not depend on earlier micro-batches");
         else expect(now.scale < 1 && after.amax == 0 && after.history[0] == 1e30f && after.history[1] == 0,
                     "delayed scaling: a step records one amax over all its micro-batches in the history");
+        evaluate(m, Tokens("README.md"), 1, Text("", m.config.vocab));
+        scales = from_device(m.a.fp8_scales(), scale_count(m));
+        expect(std::all_of(scales.begin(), scales.end(), [](const Fp8Scale& s) { return s.amax == 0; }),
+               "evaluation leaves no amax to be recorded by the next step");
     }
 }
 

@@ -71,6 +71,11 @@ TEST("plan: closed forms") {
            "--recompute full repeats the matmuls qkv, attproj and fc, and attention, in all layers but the last");
     expect(flops.model == 3 * (12 * (block + attention) + 2.0 * 768 * 50257),
            "FLOPs per token: 6 per matmul weight, 6 T C per layer of causal attention", format("%.0f", flops.model));
+    s.recompute = Recompute::SELECTIVE;
+    const double with_flash = flops_per_token(s).hardware;
+    s.attention = Attention::NAIVE;
+    expect(with_flash == flops.model && flops_per_token(s).hardware - flops.model == 11 * attention,
+           "--recompute selective repeats naive attention in all layers but the last, and no FLOPs of flash attention");
 }
 
 // Figure 1 of the ZeRO paper: 7.5 billion parameters on 64 GPUs.

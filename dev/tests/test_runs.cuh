@@ -98,9 +98,9 @@ json record_of(const std::string& out, size_t line) {
     return line < log.size() ? json::parse(log[line]) : json::object();
 }
 
-// Blocks until three steps are logged, for at most a minute.
-void wait_for_steps(const std::string& out) {
-    for (int i = 0; i < 60000 && log_of(out).size() < 3; i++) usleep(1000);
+// Blocks until `count` records are logged, for at most a minute.
+void wait_for_steps(const std::string& out, size_t count = 3) {
+    for (int i = 0; i < 60000 && log_of(out).size() < count; i++) usleep(1000);
 }
 
 bool same_file(const std::string& a, const std::string& b) {
@@ -193,7 +193,8 @@ void need_words() {
 
 TEST("runs: the same bits") {
     const Outcome first = run(TEN + "--out @/first");
-    expect_run(first.code == 0 && log_of("@/first").size() == 12, "10 steps and 2 evaluations are logged", first);
+    expect_run(first.code == 0 && log_of("@/first").size() == 12 && contains(first.out, " over 64 tokens, "),
+               "10 steps and 2 evaluations of 4 sequences are logged", first);
     if (log_of("@/first").size() != 12) return;
     const double before = record_of("@/first", 0)["loss"], after = record_of("@/first", 10)["loss"];
     expect(after < before - 1, "the loss falls by more than 1", format("from %f to %f", before, after));
@@ -321,12 +322,24 @@ TEST("runs: --resume with other options") {
     older["options"]["eval-batches"] = 20;   // an option that was removed
     older.erase("train_tokens");
     older["head_rows"] = 7;
+    older.erase("tokens");   // of a version that did not count them
+    older["options"].update({{"trace", scratch("@/repeated.json")}, {"verbose", true}, {"timeout", 7}, {"gpus", 2},
+                             {"tensor-parallel", 2}});
     write_json(path, older);
     const Outcome of_older = run("train --resume --out @/longer --steps 15");
     expect_run(of_older.code == 0 && contains(of_older.out, "--eval-batches was 20") &&
                    contains(of_older.out, "the head processed 7 rows at a time, now "),
                "a checkpoint with an unknown option can be resumed; the option is printed, and another number of rows "
                "that the head processes", of_older);
+    const json now = read_json(scratch("@/longer/step_000015/trainer.json"))["options"], defaults = describe({}, TRAIN);
+    bool forgotten = true;
+    for (const std::string name : {"trace", "verbose", "timeout", "gpus", "tensor-parallel"})
+        forgotten = forgotten && now[name] == defaults[name] && !contains(of_older.out, "--" + name + " was ");
+    expect_run(forgotten, "--resume does not repeat options that concern one invocation, such as --trace", of_older);
+    const Outcome shorter = run("train --resume --out @/longer --steps 16 --seq-len 8");
+    const json last = json::parse(log_of("@/longer").back());
+    expect_run(shorter.code == 0 && last["step"] == 16 && last["tokens"] == 16 * 64,
+               "a run resumed with another --seq-len continues to count tokens", shorter);
 }
 
 // Resumes @/scaled at step 5 in the folder `to`, after setting the checkpoint's number of skipped steps.
@@ -447,7 +460,8 @@ TEST("runs: --tokens and --minutes") {
     const std::string LESS = "train" + SMALL + "--micro-batch 2 --warmup 2 --checkpoint-every 4 --eval-every 5 ";
     const Outcome steps = run(LESS + "--steps 10 --out @/ten_steps"), tokens = run(LESS + "--tokens 310 --out @/tokens");
     expect_run(tokens.code == 0 && log_of("@/tokens") == log_of("@/ten_steps") &&
-                   same_checkpoint("@/tokens/step_000010", "@/ten_steps/step_000010"),
+                   same_checkpoint("@/tokens/step_000010", "@/ten_steps/step_000010") &&
+                   contains(tokens.out, "\nstep  1/10 loss") && contains(tokens.out, "\nstep 10/10 loss"),
                "--tokens 310 makes the 10 steps of 32 tokens that reach them, with the bits of --steps 10", tokens,
                steps.err);
     begin_from("@/other", "@/tokens", "/step_000004");
@@ -463,7 +477,8 @@ TEST("runs: --tokens and --minutes") {
     double lr = 1;
     for (const std::string& line : log_of("@/minutes")) lr = json::parse(line).value("lr", lr);
     const long step = last["step"];
-    const json trainer = read_json(scratch(format("@/minutes/step_%06ld/trainer.json", step)));
+    const std::string path = scratch(format("@/minutes/step_%06ld/trainer.json", step));
+    json trainer = read_json(path);
     expect_run(minutes.code == 0 && has_end("@/minutes", "complete") && last.contains("val_loss") &&
                    last.contains("bits_per_byte") &&
                    trainer.value("seconds", 0.0) >= 1.2 && lr < 0.5 * trainer["options"]["lr"].get<double>(),
@@ -471,7 +486,15 @@ TEST("runs: --tokens and --minutes") {
                minutes, format("lr %g; ", lr));
     const Outcome spent = run("train --resume --out @/minutes");
     expect_run(spent.code == 0 && contains(spent.out, "has reached --minutes 0.02") && has_end("@/minutes", "complete"),
-               "a resumed run has the rest of the minutes", spent);
+               "a run that has used its minutes is complete", spent);
+    trainer["seconds"] = 1000;
+    write_json(path, trainer);
+    Run longer("train --resume --out @/minutes --minutes 60");
+    wait_for_steps("@/minutes", log_of("@/minutes").size() + 1);
+    const Outcome resumed = longer.end(SIGINT);
+    const json later = read_json(list_checkpoints(scratch("@/minutes")).rbegin()->second + "/trainer.json");
+    expect_run(resumed.code == 0 && later["step"] > step && later["seconds"] > 1000,
+               "a resumed run adds its time to the minutes that the run has used", resumed);
 }
 
 // ==== batch size =============================================================
@@ -711,7 +734,7 @@ TEST("runs: the same bits with tuned epilogues") {
 
 TEST("runs: log") {
     const Outcome outcome = run("train" + SMALL + "--micro-batch auto --total-batch 112 --steps 3 --eval-every 3 "
-                                "--checkpoint-every 1 --keep 1 --out @/log");
+                                "--val-fraction 0.2 --recompute full --checkpoint-every 1 --keep 1 --out @/log");
     std::istringstream lines(read_bytes("@/log/log.jsonl"));
     std::vector<json> records;
     for (std::string line; std::getline(lines, line);) records.push_back(json::parse(line, nullptr, false));
@@ -725,6 +748,21 @@ TEST("runs: log") {
         right = has(records[i], {"loss", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu"}) && records[i]["step"] == i;
     expect_run(right && has(records[4], {"val_loss"}) && records[4]["step"] == 3 && has_end("@/log", "complete"),
                "log.jsonl holds the run, each step, each evaluation and the end, one object per line", outcome);
+    if (!right) return;
+    const json start = records[0]["run"], flops = start["flops_per_token"];
+    const double peak = double(start["peak_flops"]) * double(start["gpus"]);
+    Options o;
+    o.steps = 3;
+    for (long step = 0; step < 3; step++) {
+        const json& record = records[1 + step];
+        const double unit = double(record["tokens_per_s"]) / peak;
+        right = right && fabs(double(record["mfu"]) / (double(flops["model"]) * unit) - 1) < 1e-9 &&
+                fabs(double(record["hfu"]) / (double(flops["hardware"]) * unit) - 1) < 1e-9 &&
+                record["lr"] == adamw_settings(o, step).lr;
+    }
+    expect_run(right && flops["hardware"] > flops["model"] && contains(outcome.out, " over 599 tokens, "),
+               "the log has MFU by model FLOPs, HFU by hardware FLOPs, and the learning rate of each step; the "
+               "validation loss is over the tokens of --val-fraction", outcome);
     expect_run(contains(outcome.out, "112 tokens = 1 micro-batch of 7 x 16"),
                "--micro-batch auto is the largest micro-batch that fits and divides the total batch", outcome);
     expect_run(contains(outcome.out, "step 1/3 loss") && contains(outcome.out, "left\n") &&
@@ -732,6 +770,23 @@ TEST("runs: log") {
                "without a terminal each step is printed on its own line", outcome);
     const auto kept = list_checkpoints(scratch("@/log"));
     expect(kept.size() == 1 && kept.count(3), "--keep 1 keeps the last checkpoint");
+}
+
+TEST("runs: seed") {
+    need_first_run();
+    auto loss = [](const std::string& options) {   // of the first step
+        const std::string fixed = "train --data @/text.txt --eval-every 0 --checkpoint-every 0 --steps 1 --out @/seed ";
+        run(fixed + "--matmul-tuning off " + options);
+        const double loss = record_of("@/seed", 0).value("loss", NAN);
+        fs::remove_all(scratch("@/seed"));
+        return loss;
+    };
+    for (const auto& [what, options] : std::map<std::string, std::string>{
+             {"initial weights", SMALL + "--shuffle no --seed "}, {"order of the data", "--from @/first --seed "}}) {
+        const double one = loss(options + "1"), two = loss(options + "2");
+        expect(one == loss(options + "1") && one != two, "--seed determines the " + what,
+               format("losses %.17g and %.17g", one, two));
+    }
 }
 
 TEST("runs: start and progress") {
@@ -773,6 +828,18 @@ TEST("runs: start and progress") {
     expect(of_loss == "step 12345/19073 loss 3.2900 (z 3.1)  norm 0.43" &&
                of_norm == "step 12345/19073 loss 3.2900  norm 0.43 (z 11.2)  skipped",
            "the progress line has z-scores above 3, and whether the step was skipped", of_loss + "\n" + of_norm);
+}
+
+TEST("runs: numbers") {
+    std::string found;
+    for (double x : {999.4, 1e3, 1e6, 12.34e9}) found += short_number(x) + " ";
+    for (long n : {7L, 999L, 1000L, 1003855L}) found += grouped(n) + " ";
+    for (double seconds : {59.6, 3599.0, 3600.0, 86399.0, 86400.0}) found += clock_text(seconds) + "; ";
+    for (size_t bytes : {size_t(900), size_t(999000), size_t(1000000), size_t(24810000000), BEYOND_MEMORY})
+        found += size_text(bytes) + "; ";
+    expect(found == "999 1.0k 1.00M 12.34B 7 999 1,000 1,003,855 1:00; 59:59; 1:00:00; 23:59:59; 1d 00:00; "
+                    "0.9 kB; 999.0 kB; 1.0 MB; 24.81 GB; more than 72 PB; ",
+           "numbers, durations and sizes are printed in the largest unit that they reach", found);
 }
 
 TEST("runs: no device") {
@@ -1117,8 +1184,9 @@ TEST("runs: Hugging Face") {
     const size_t count = std::distance(std::istream_iterator<int>(words), {});
     expect_run(greedy.code == 0 && count == 43 && greedy.out.rfind("1 2 3 ", 0) == 0,
                "sample continues a prompt past the context length", greedy);
-    expect(top_p.out == greedy.out && random.out != greedy.out && random.out == again.out,
-           "--top-p 0 equals --temperature 0; the same seed gives the same sample");
+    expect(top_p.out == greedy.out && run(SAMPLE + "--top-k 1").out == greedy.out && random.out != greedy.out &&
+               random.out == again.out,
+           "--top-p 0 and --top-k 1 equal --temperature 0; the same seed gives the same sample");
 }
 
 TEST("runs: eval and sample") {
@@ -1229,12 +1297,19 @@ TEST("runs: text") {
                               "---- sample 2, seed 6 ----\n" + run(WORDS + "--prompt x --seed 6").out,
                "--samples 2 draws samples with the seeds --seed and --seed + 1", two);
 
-    const Outcome trained = run("train --from @/words --data @/text.txt --eval-every 0 --sample-every 2 "
-                                "--sample-tokens 30 --checkpoint-every 0 --steps 1 --matmul-tuning off");
-    const std::string sample = decoded_sample(std::to_string(tokenizer.added("<|endoftext|>")), 1, 30);
-    expect_run(trained.code == 0 && sample.size() > 20 &&
-               contains(trained.out, "---- sample ----\n" + readable(sample) + "\n----"),
-               "samples during training are decoded with the tokenizer of --from", trained, sample);
+    const Outcome trained = run("train --from @/words --data @/text.txt --eval-every 0 --sample-every 2 --lr 0 "
+                                "--min-lr 0 --sample-tokens 30 --checkpoint-every 0 --steps 1 --matmul-tuning off");
+    const std::string end = std::to_string(tokenizer.added("<|endoftext|>"));
+    std::string samples;   // before step 1 and after it
+    for (const char* seed : {" --seed 1337", " --seed 1338"})
+        samples += "---- sample ----\n" + readable(decoded_sample(end + seed, 1, 30)) + "\n----------------\n";
+    std::string found;
+    for (const std::string& part : split(trained.out, "---- sample ----\n"))
+        if (const size_t bar = part.find("----------------\n"); bar != part.npos)
+            found += "---- sample ----\n" + part.substr(0, bar) + "----------------\n";
+    expect_run(trained.code == 0 && found == samples && samples.size() > 120,
+               "samples during training are decoded with the tokenizer of --from; the seed of step N is --seed + N",
+               trained, samples);
 }
 
 TEST("runs: text as data") {
@@ -1423,13 +1498,15 @@ TEST("runs: non-finite loss") {
     const Outcome outcome = run("train" + SMALL +
                                 "--steps 20 --lr 1e30 --grad-clip 0 --checkpoint-every 1 --out @/nan");
     const auto good = list_checkpoints(scratch("@/nan"));
-    expect_run(outcome.code == 1 && !good.empty() &&
+    auto is_line = [](const std::string& text) { return std::count(text.begin(), text.end(), '\n') == 1; };
+    expect_run(outcome.code == 1 && !good.empty() && is_line(outcome.err) &&
                contains(outcome.err, format("step %ld: loss", good.rbegin()->first + 1)) &&
                    contains(outcome.err, good.rbegin()->second),
                "a non-finite loss ends the run with the step and the last checkpoint in the message", outcome);
     // The weights overflow in the update of a step whose loss is finite.
     const Outcome overflow = run("train" + SMALL +
                                  "--steps 2 --lr 3e38 --weight-decay 1000 --checkpoint-every 1 --out @/inf");
-    expect_run(overflow.code == 1 && list_checkpoints(scratch("@/inf")).empty(),
-               "non-finite weights are not written to a checkpoint", overflow);
+    expect_run(overflow.code == 1 && list_checkpoints(scratch("@/inf")).empty() && is_line(overflow.err) &&
+                   contains(overflow.err, "checkpoint of step 1 not written"),
+               "non-finite weights are not written to a checkpoint, which is attempted once", overflow);
 }

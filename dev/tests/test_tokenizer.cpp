@@ -202,6 +202,39 @@ TEST("tokenizer: order of merges") {
     expect(wrong.empty(), "the pair that is first in the table is merged first; of equal pairs the leftmost", wrong);
 }
 
+// Two added tokens, of which one begins with the other, and a template that puts them around each text.
+TEST("tokenizer: added tokens and template") {
+    json file = reference_json();
+    json &added = file["added_tokens"], pieces = json::array();
+    const int first = 1 + added[0]["id"].get<int>(), second = first + 1;
+    added.push_back({{"content", "<a>"}, {"id", first}, {"special", true}});
+    added.push_back({{"content", "<a>b"}, {"id", second}, {"special", false}});
+    for (const auto& [kind, id] : {std::pair("SpecialToken", "<a>"), {"Sequence", "A"}, {"SpecialToken", "<a>b"}})
+        pieces.push_back({{kind, {{"id", id}}}});
+    file["post_processor"] = {{"type", "TemplateProcessing"}, {"single", pieces}};
+    const std::string dir = folder_of_json(file);
+    const Tokenizer tokenizer(dir);
+    auto token_of = [&](const char* text) { return tokenizer.encode(text)[0]; };
+    expect(tokenizer.encode("x<a>bc<a>") == std::vector<int>{token_of("x"), second, token_of("c"), first},
+           "of two added tokens the longer one is matched");
+
+    const Text small(dir, 1 << 16), large(dir, (1 << 16) + 1);
+    std::vector<int> prompt = tokenizer.encode("two words");
+    prompt.insert(prompt.begin(), first);
+    expect(small.encode("two words") == prompt, "a prompt begins with the template's tokens before the text");
+    std::vector<int> whole = prompt;
+    whole.push_back(second);
+    const std::vector<uint16_t> narrow(whole.begin(), whole.end());
+    auto bytes = [](const auto& tokens) {
+        const char* begin = reinterpret_cast<const char*>(tokens.data());
+        return std::vector<char>(begin, begin + tokens.size() * sizeof(tokens[0]));
+    };
+    expect(small.encode_file("two words") == bytes(narrow) && large.encode_file("two words") == bytes(whole),
+           "a file's text has the template's tokens around it, in 2 bytes up to a vocabulary of 65536, otherwise in 4");
+    expect(small.bytes_of(first) == 0 && small.bytes_of(second) == 4 && small.bytes_of(token_of("x")) == 1,
+           "special tokens count no bytes of text, other added tokens do");
+}
+
 static uint64_t next_random(uint64_t& state) {
     return (state = state * 6364136223846793005 + 1442695040888963407) >> 33;
 }
