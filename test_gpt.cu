@@ -2065,15 +2065,20 @@ TEST("loss scaling: the end of a run") {
     TrainingRun run(o, data, start);
     allocate(run.m, small_setup({1, 1, 16, 4, 256}, 1, 4));
     run.tokens_per_step = 4;
-    auto continues = [&](const LossScale& scale, double norm) {   // after a step with this norm of the scaled gradients
+    run.micro_steps = 2;
+    auto result = [&](const LossScale& scale, double norm) {   // of a step with this norm of the scaled gradients
         set_loss_scale(run.m, run.scale = scale);
         const DeviceArray<float> partials(Values{norm * norm});
         gradient_norm(run.m.a.step(), run.m.a.loss_scale(), partials, 1);
-        return step_result(run, 0, 0).is_finite;
+        return step_result(run, 0, 0);
     };
-    expect(continues({}, 1) && !continues({}, INFINITY) && continues(dynamic_scale(2), INFINITY) &&
-               !continues(dynamic_scale(1), INFINITY),
+    const StepResult skipped = result(dynamic_scale(2), INFINITY);
+    expect(skipped.is_finite && skipped.loss_scale == 2 && run.scale.scale == 1 && result({}, 1).is_finite &&
+               !result({}, INFINITY).is_finite && !result(dynamic_scale(1), INFINITY).is_finite,
            "a norm that is not finite ends the run, unless loss scaling skips the step and halves the scale");
+    json record;
+    add_noise(record, run, skipped, 1);
+    expect(record.is_null() && run.noise.gradient == 0, "a skipped step does not change the gradient noise scale");
 }
 
 void run_micro_batch(Model& m, const LossScale& scale) {
@@ -2297,6 +2302,11 @@ TEST("schedule") {
     for (auto [step, expected] : {std::pair{0, 0.1}, {9, 1.0}, {10, 1.0}, {200, 0.1}})
         error = std::max(error, fabs(learning_rate(o, step, 200) - expected));
     Near("--warmup below 1 is a fraction of the expected steps", error, 1e-12);
+    o.beta1 = 0.5, o.beta2 = 0.75, o.weight_decay = 0.25;
+    const Step step = adamw_settings(o, 1);
+    expect(step.beta1 == 0.5f && step.beta2 == 0.75f && step.weight_decay == 0.25f && step.correction1 == 0.75f &&
+               step.correction2 == 0.4375f,
+           "AdamW gets the options' settings and corrects the bias of its moments by 1 - beta^t");
 }
 
 // Probabilities 0.5, 0.25, 0.125, 0.125. The random numbers are evenly spaced in [0, 1), so a count may differ

@@ -67,6 +67,7 @@ TEST("help") {
     Options defaults;
     const std::vector<Flag> flags = flag_table(defaults);
     std::string wide, incomplete, examples;
+    json all_defaults = describe(defaults, Subcommand(ALL));
     auto check_width = [&](const std::string& text, size_t width) {
         for (const std::string& line : split(text, "\n"))
             if (line.size() > width) wide += format(" %zu: '%s'", width, line.c_str());
@@ -88,11 +89,15 @@ TEST("help") {
         const bool named = words[1][0] != '-';
         const auto& [name, subcommand] = named ? parse_subcommand(words[1]) : SUBCOMMANDS[0];
         words.erase(words.begin(), words.begin() + 1 + named);
-        if (!parse_options(subcommand, name, words).given.count(flag.name)) examples += " " + command;
+        const Options o = parse_options(subcommand, name, words);
+        if (!o.given.count(flag.name)) examples += " " + command;
+        const json all = describe(o, subcommand);
+        for (const auto& [other, value] : all.items())
+            if (!o.given.count("--" + other) && value != all_defaults[other]) examples += " " + other + ": " + command;
     }
     expect(wide.empty(), "no line of --help is wider than the terminal", wide);
     expect(incomplete.empty(), "--help of a subcommand lists the flags that it accepts, train's lists all", incomplete);
-    expect(examples.empty(), "--help FLAG shows a valid example with the flag", examples);
+    expect(examples.empty(), "--help FLAG shows a valid example, which sets the flag and no other option", examples);
     for (const auto& [command, expected] : std::map<std::string, std::string>{
              {"--help", help_text(ALL, "", 80)}, {"train -h", help_text(ALL, "", 80)},
              {"sample --help", help_text(SAMPLE, "", 80)}, {"--help lr", help_text(ALL, "lr", 80)},
@@ -100,6 +105,9 @@ TEST("help") {
         const Outcome outcome = run(command, "COLUMNS=80");
         expect_run(outcome.code == 0 && outcome.out == expected, command + " prints help in $COLUMNS columns", outcome);
     }
+    const Outcome narrow = run("--help matmul", "COLUMNS=9"), unknown = run("--help matmul", "COLUMNS=");
+    expect_run(narrow.out == help_text(ALL, "matmul", 60) && unknown.out == help_text(ALL, "matmul", 100),
+               "help is at least 60 columns wide, and 100 if the width is unknown", narrow, unknown.out);
 }
 
 TEST("suggestions") {
@@ -170,7 +178,8 @@ TEST("bad data") {
         {"empty.txt", ""}, {"short.bin", std::string(100, 'x')}, {"magic.bin", shard(tokens, 7)},
         {"version.bin", shard(tokens, SHARD_MAGIC, 2)}, {"cut.bin", shard(tokens).substr(0, 1024 + 80)},
         {"none.bin", shard({})}, {"ten.txt", "ten bytes."}, {"large.bin", shard(large)},
-        {"odd.bin", shard(tokens) + "x"},
+        {"odd.bin", shard(tokens) + "x"}, {"late_zero.txt", std::string(4095, 'x') + '\0'},
+        {"later_zero.txt", std::string(4096, 'x') + '\0'},
         {"mixed_1.txt", "some text"}, {"mixed_2.bin", shard(tokens)}, {"one_token.bin", shard({7})},
         {"nano.bin", bytes_of(std::vector<uint16_t>(4000, 50256))}, {"a[1].txt", read_bytes("@/text.txt")},
         {"weights.txt", read_bytes("@/ours/model.safetensors")}, {"zip.txt", std::string("PK\x03\x04\n\0\0", 7)},
@@ -186,8 +195,9 @@ TEST("bad data") {
     copy_files(TOKENIZER + "/tokenizer.json", "@/few_words/tokenizer.json");
     reject_group("data");
     test_unreadable_data();
-    const Outcome brackets = run(TINY + "--data @/a[1].txt");
+    const Outcome brackets = run(TINY + "--data @/a[1].txt"), zero = run(TINY + "--data @/later_zero.txt");
     expect_run(brackets.code == 0, "a file whose name looks like a glob is found", brackets);
+    expect_run(zero.code == 0, "a file whose first zero byte is at position 4096 is text", zero);
     write_bytes("@/caf\xe9.txt", read_bytes("@/text.txt"));
     const Outcome latin = run(TINY + "--data @/caf\xe9.txt --out @/latin\xe9 --trace @/\xe9");
     const std::string log = read_bytes("@/latin\xe9/log.jsonl");

@@ -439,6 +439,15 @@ TEST("runs: FP8") {
     expect(fractions, "the log has two fractions for each tensor: saturated and underflowed values",
            record.dump().substr(0, 99));
 
+    // Initial weights are N(0, 0.02^2). E4M3 rounds those below 2^-10 to 0, a fraction of erf(2^-10 / 0.02 / sqrt(2)).
+    const Outcome unscaled = run("train" + SMALL + "--steps 1 --eval-every 1 --matmul fp8 --fp8-scaling none "
+                                 "--checkpoint-every 0 --out @/unscaled");
+    double flushed = 0;
+    for (const std::string& line : log_of("@/unscaled"))
+        if (const json r = json::parse(line); r.contains("fp8")) flushed = r["fp8"].at("qkvw").at("flushed");
+    expect_run(fabs(flushed - 0.039) < 0.01, "--fp8-scaling none: the log has the fraction of weights that underflow",
+               unscaled, format("%g", flushed));
+
     expect_same_run("@/fp8", FP8 + "--graph on --sample-every 3 --sample-tokens 5", "fp8-all: graphs and samples");
     begin_from("@/other", "@/fp8", "/step_000005");
     expect_same_run("@/fp8", "train --resume", "fp8-all: resumed at step 5 in another thread order", "CUDA_CPU_SEED=1");
