@@ -1806,6 +1806,8 @@ TEST("windows") {
         for (size_t i = 1; i < FILE_SIZES[f]; i++) expected_covered.push_back(100 * f + i);
     expect(covered == expected_covered, "in covering windows each token but a file's first is a target exactly once");
 
+    expect(tokens.windows(Windows::ANYWHERE, 12) == 13, "only the file of 25 tokens has windows of 12 tokens");
+
     const std::string error = error_of([&] {
         read_window(tokens, Windows::WHOLE, 0, T, 5);   // tokens 0 to 4
         read_window(tokens, Windows::WHOLE, 0, T, 4);
@@ -2012,6 +2014,9 @@ TEST("graphs") {
         begin_step(run);
         return run.m.graphs.captured();
     };
+    auto uses_graphs = [&](UseGraph graph) { return o.graph = graph, use_graphs(o); };
+    expect(uses_graphs(UseGraph::ON) && !uses_graphs(UseGraph::OFF) && uses_graphs(UseGraph::AUTO) != device.is_cpu(),
+           "--graph turns graphs on or off; auto: on a GPU only");
     captured_at(0);
     for (int i = 0; i < 2; i++) run.m.graphs.run("some work", [&] { clear(run.m.a.loss(), sizeof(double)); });
     expect(captured_at(99) == 1 && captured_at(100) == 0, "graphs are freed when the batch grows, and only then");

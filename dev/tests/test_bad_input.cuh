@@ -90,8 +90,8 @@ TEST("help") {
         const auto& [name, subcommand] = named ? parse_subcommand(words[1]) : SUBCOMMANDS[0];
         words.erase(words.begin(), words.begin() + 1 + named);
         const Options o = parse_options(subcommand, name, words);
-        if (!o.given.count(flag.name)) examples += " " + command;
         const json all = describe(o, subcommand);
+        if (!o.given.count(flag.name) || all[flag.name + 2].is_null()) examples += " " + command;
         for (const auto& [other, value] : all.items())
             if (!o.given.count("--" + other) && value != all_defaults[other]) examples += " " + other + ": " + command;
     }

@@ -78,6 +78,25 @@ TEST("plan: closed forms") {
            "--recompute selective repeats naive attention in all layers but the last, and no FLOPs of flash attention");
 }
 
+TEST("plan: peak") {
+    const Peak GPUS[] = {{"NVIDIA H100 PCIe", 756, 51.2}, {"NVIDIA H100 80GB HBM3", 989.5, 66.9},
+                         {"NVIDIA L40S", 362, 91.6}, {"NVIDIA A100-SXM4-80GB", 312, 19.5}, {"NVIDIA L4", 121, 30.3}};
+    const Temporarily properties(device.properties, device.properties);
+    const Temporarily peak(device.peak_flops, 0.0);
+    Options o;
+    std::string wrong;
+    for (const Peak& gpu : GPUS) {
+        strcpy(device.properties.name, gpu.name);
+        find_peak(o);
+        const double expected = 1e12 * (FLOATX == DType::FP32 ? gpu.fp32 : gpu.half);
+        if (fabs(device.peak_flops / expected - 1) > 1e-12) wrong += format("%s: %g ", gpu.name, device.peak_flops);
+    }
+    expect(wrong.empty(), "the peak of a known GPU is its data sheet's, in the build's precision", wrong);
+    o.peak = PeakSource::MEASURED;
+    find_peak(o);
+    expect(device.peak_source == "measured matmul" && device.peak_flops > 0, "--peak measured times a matmul");
+}
+
 // Figure 1 of the ZeRO paper: 7.5 billion parameters on 64 GPUs.
 TEST("plan: ZeRO stages") {
     Setup s = planned("7b", 1, 1024, DType::BF16, DType::BF16, 64);

@@ -350,12 +350,12 @@ TEST("runs: --resume with other options") {
     expect(updates == 2 * TRACED_STEPS, "--trace records the first steps of a resumed run", std::to_string(updates));
 }
 
-// Resumes @/scaled at step 5 in the folder `to`, after setting the checkpoint's number of skipped steps.
-Outcome resume_scaled(const std::string& to, long skipped) {
+// Resumes @/scaled at step 5 in the folder `to`, after changing the checkpoint's state of loss scaling.
+Outcome resume_scaled(const std::string& to, const json& changes) {
     begin_from(to, "@/scaled", "/step_000005");
     const std::string path = scratch(to + "/step_000005/trainer.json");
     json trainer = read_json(path);
-    trainer["loss_scaling"]["skipped_steps"] = skipped;
+    trainer["loss_scaling"].update(changes);
     write_json(path, trainer);
     return run("train --resume --out " + to);
 }
@@ -373,13 +373,14 @@ TEST("runs: loss scaling") {
                    record_of("@/scaled", 0)["loss_scale"] == 65536 &&
                        record_of("@/scaled", 4).contains("zero_gradients"),
                "--loss-scaling dynamic: log and checkpoints hold the scale", scaled, state("@/scaled/step_000010"));
-    const Outcome again = resume_scaled("@/scaled_again", 0);
+    const Outcome again = resume_scaled("@/scaled_again", json::object());
     expect_run(again.code == 0 && log_of("@/scaled_again") == log_of("@/scaled") && same_model("@/scaled_again") &&
                    state("@/scaled_again/step_000010") == expected,
                "--loss-scaling dynamic resumed at step 5: the same bits and the same scale", again);
-    const Outcome skipped = resume_scaled("@/skipped", 5);
-    expect_run(skipped.code == 0 && record_of("@/skipped", 7)["skipped_steps"] == 5 && !same_model("@/skipped"),
-               "a resumed run subtracts the checkpoint's skipped steps from AdamW's t", skipped);
+    const Outcome skipped = resume_scaled("@/skipped", {{"skipped_steps", 5}, {"scale", 1024}});
+    expect_run(skipped.code == 0 && record_of("@/skipped", 7)["skipped_steps"] == 5 && !same_model("@/skipped") &&
+                   record_of("@/skipped", 7)["loss_scale"] == 1024,
+               "a resumed run has the checkpoint's scale, and subtracts its skipped steps from AdamW's t", skipped);
 
     need_first_run();
     const bool by_default = FLOATX == DType::FP16;
@@ -504,7 +505,7 @@ TEST("runs: --tokens and --minutes") {
     write_json(path, trainer);
     Run longer("train --resume --out @/minutes --minutes 60");
     wait_for_steps("@/minutes", log_of("@/minutes").size() + 1);
-    const Outcome resumed = longer.end(SIGINT);
+    const Outcome resumed = longer.end(SIGTERM);
     const json later = read_json(list_checkpoints(scratch("@/minutes")).rbegin()->second + "/trainer.json");
     expect_run(resumed.code == 0 && later.value("step", 0L) > step && later.value("seconds", 0.0) > 1000,
                "a resumed run adds its time to the minutes that the run has used", resumed);
@@ -529,6 +530,8 @@ TEST("runs: batch ramp") {
     expect(read_json(scratch("@/ramp/step_000010/trainer.json")).value("next_window", 0L) == expected.back() / 16,
            "the windows of a ramp follow each other without gaps");
     expect_same_run("@/ramp", RAMP + "--graph on", "--batch-ramp and graphs");
+    const Outcome fitted = run("train" + SMALL + "--steps 1 --micro-batch auto --total-batch 144 --batch-ramp 64:99");
+    expect_run(contains(fitted.out, "of 1 x 16"), "--micro-batch auto divides the first batch of a ramp", fitted);
     begin_from("@/other", "@/ramp", "/step_000005");
     expect_same_run("@/ramp", "train --resume", "resumed in the ramp");
 
@@ -1295,10 +1298,12 @@ TEST("runs: text") {
     for (int token : prompt_tokens) numbers += (numbers.empty() ? "" : ",") + std::to_string(token);
     const std::string generated = decoded_sample(numbers, prompt_tokens.size(), 40);
     write_bytes("@/prompt.txt", prompt);
+    write_bytes("@/prompt.numbers", replaced(numbers, ",", "\n"));
     const Outcome words = run(WORDS + "--prompt - <@/prompt.txt"),
-        by_number = run(WORDS + "--prompt-tokens " + numbers);
+        by_number = run(WORDS + "--prompt-tokens " + numbers),
+        from_input = run(WORDS + "--prompt-tokens - <@/prompt.numbers");
     expect_run(words.code == 0 && generated.size() > 20 && words.out == prompt + generated + "\n" &&
-               by_number.out == words.out,
+               by_number.out == words.out && from_input.out == words.out,
                "a prompt from standard input or given as tokens is continued as text", words, generated);
     size_t at = 1;   // the first two consecutive letters after the first character
     while (at + 2 < generated.size() && !(isalpha(generated[at] & 0xff) && isalpha(generated[at + 1] & 0xff))) at++;
