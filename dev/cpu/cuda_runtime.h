@@ -51,8 +51,8 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 #include "errors.h"
 #include "nvtx3/nvToolsExt.h"
 #include "rounding.h"
-#include "static_shared.h"
 #include "streams.h"
+#include "symbols.h"
 #include "threads.h"
 #include "vectors.h"
 #include "watch.h"
@@ -94,9 +94,9 @@ inline std::unordered_map<const void*, size_t>& asked_shared_bytes() {
 }
 
 // Returns the bytes of a kernel's __shared__ arrays; 0 without an emulated GPU, because reading the symbols is slow.
-// Those of the functions that it calls are known after its first block (StaticShared::note_used).
+// Those of the functions that it calls are known after its first block (Symbols::note_used).
 inline size_t static_shared_bytes(const void* kernel) {
-    return card() == nullptr ? 0 : StaticShared::of_program().bytes_of(kernel);
+    return card() == nullptr ? 0 : Symbols::of_program().bytes_of(kernel);
 }
 
 // Returns whether a block can have `dynamic` bytes besides the kernel's arrays, after cudaFuncSetAttribute(asked).
@@ -169,7 +169,7 @@ inline void run_block(const Launch& launch, uint64_t number) {
     }
     if (fills_memory()) {
         SharedMemory::prepare(launch.shared_bytes, true);
-        StaticShared::of_program().fill(&threadIdx);
+        Symbols::of_program().fill(&threadIdx);
     }
     if (block != nullptr) {
         block->run(number);
@@ -178,7 +178,7 @@ inline void run_block(const Launch& launch, uint64_t number) {
         launch.call(launch.kernel_and_arguments);
     }
     if (WARP_SIZE > 1 && background != nullptr) std::exchange(background, nullptr)->end_of_block();
-    if (!watch::on && card() != nullptr && number == 0) StaticShared::of_program().note_used(launch.kernel, &threadIdx);
+    if (!watch::on && card() != nullptr && number == 0) Symbols::of_program().note_used(launch.kernel, &threadIdx);
 }
 
 // The order in which blocks run. Under a seed, the i-th one is (stride i + start) mod blocks, with a stride that is
@@ -201,17 +201,19 @@ private:
 // Runs the blocks that dev/inspect selects, one after another, and calls its callbacks (watch.h). If it records some of
 // them, they run in their natural order.
 inline void run_inspected_grid(const Launch& launch) {
-    const StaticShared& arrays = StaticShared::of_program();
+    const Symbols& symbols = Symbols::of_program();
     static const bool reported = [&] {
         watch::shared_memory(dynamic_shared_memory, max_shared_bytes);
-        arrays.each(&threadIdx, watch::shared_array);
+        symbols.each_array(&threadIdx, watch::shared_array);
+        for (const Symbols::Variable& v : symbols.variables())
+            watch::variable(v.place, v.bytes, v.name.c_str(), v.is_writable);
         return true;
     }();
     static_cast<void>(reported);
     const dim3 g = launch.grid, b = launch.block;
     const bool is_recorded = watch::begin_launch(
-        {launch.kernel, arrays.name_of(launch.kernel), launch.name, launch.variant, {g.x, g.y, g.z}, {b.x, b.y, b.z},
-         launch.shared_bytes, arrays.bytes_of(launch.kernel)});
+        {launch.kernel, symbols.name_of(launch.kernel), launch.name, launch.variant, {g.x, g.y, g.z}, {b.x, b.y, b.z},
+         launch.shared_bytes, symbols.bytes_of(launch.kernel)});
     const uint64_t blocks = uint64_t{g.x} * g.y * g.z;
     const BlockOrder order(blocks, is_recorded ? 0 : launch.seed);
     begin(launch);

@@ -59,7 +59,8 @@ struct Figures {
 enum class Run : uint8_t { RECORDED, UNRECORDED, SKIPPED, STOP };
 enum class Operand : uint8_t { A, B };
 
-// Unused bytes before and after each allocation: an access to them is out of bounds.
+// Unused bytes before and after each allocation: an access to them is out of bounds. dev/inspect/Makefile inserts some
+// between variables too.
 #ifdef CUDA_CPU_INSPECT
 constexpr bool on = true;
 constexpr size_t guard_bytes = 1 << 20;
@@ -83,6 +84,8 @@ Figures take_figures();                            // traffic since the last cal
 void record_launches(bool enabled);                // initially enabled
 void shared_memory(const void* dynamic, size_t bytes);                  // the range of dynamic shared memory
 void shared_array(const void* place, size_t bytes, const char* name);   // a __shared__ array
+// A variable of the program. name: mangled; empty: not the user's
+void variable(const void* place, size_t bytes, const char* name, bool is_writable);
 #endif
 CUDA_CPU_CALLBACK(bool, only_counts())                    // long operations are counted but not executed
 CUDA_CPU_CALLBACK(void, fatal_error(const char* text))    // the program is about to end

@@ -80,6 +80,13 @@ public:
         last_ = {};
         gaps_ = {};
     }
+    // Variables have addresses of their own, so that those of allocations do not depend on them.
+    void add_variable(const void* place, size_t bytes, const char* name, bool is_writable) {
+        const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
+        const bool is_users = name[0] != '\0';
+        variables_[begin] = {{begin, bytes, next_variable_, name}, is_users, is_users && is_writable};
+        next_variable_ += (bytes + 2 * VARIABLE_GUARD + LINE - 1) / LINE * LINE;
+    }
     void remove_allocation(const void* place) {
         allocations_.erase(reinterpret_cast<uintptr_t>(place));
         last_ = {};
@@ -102,8 +109,7 @@ public:
             if (found.has(p)) last_ = found;
             if (found.guarded().has(p)) return {found.has(p) ? Space::GLOBAL : Space::GUARD, found.at + p - found.begin};
         }
-        note_gap(p / PAGE * PAGE);
-        return {Space::OTHER, 0};
+        return find_variable(p);
     }
     uint64_t end_of_allocation() const { return last_.at + last_.bytes; }   // of the one that find() found last
     std::map<uint64_t, uint64_t> accessed;   // offset and bytes of the static arrays that have been found
@@ -114,8 +120,16 @@ public:
             if (at - array.at < array.bytes) return {array.name, at - array.at};
         return {"", at};
     }
-    // Returns the begin of the allocation that a global address is in or next to, and the offset from there.
+    // Returns the name of the variable that begins at an address; "" if none does.
+    std::string variable_at(uintptr_t begin) const {
+        const auto found = variables_.find(begin);
+        return found == variables_.end() ? "" : found->second.range.name;
+    }
+    // Returns the begin of the allocation or variable that a global address is in or next to, and the offset from there.
     std::pair<uintptr_t, int64_t> within_allocation(uint64_t at) const {
+        for (const auto& [begin, variable] : variables_)
+            if (at + VARIABLE_GUARD - variable.range.at < variable.range.bytes + 2 * VARIABLE_GUARD)
+                return {begin, static_cast<int64_t>(at - variable.range.at)};
         for (const auto& [begin, allocation] : allocations_)
             if (at + guard_bytes - allocation.at < allocation.bytes + 2 * guard_bytes)
                 return {begin, static_cast<int64_t>(at - allocation.at)};
@@ -127,17 +141,45 @@ private:
         uintptr_t begin = 0;
         size_t bytes = 0;
         uint64_t at = 0;
-        const char* name = "";   // of a static array, mangled
+        const char* name = "";   // of a static array or a variable, mangled
         bool has(uintptr_t p) const { return p - begin < bytes; }
         Range guarded() const { return {begin - guard_bytes, bytes + 2 * guard_bytes}; }
         bool overlaps(const Range& r) const { return begin < r.begin + r.bytes && r.begin < begin + bytes; }
     };
+    struct Variable {
+        Range range;
+        bool is_users, is_guarded;
+    };
+
+    // Returns the place of an address outside of shared memory and allocations.
+    Place find_variable(uintptr_t p) {
+        if (internal_.has(p)) return {Space::OTHER, 0};
+        const auto after = variables_.upper_bound(p);
+        if (after == variables_.begin() || after == variables_.end()) {   // the last variable is of the C library
+            note_gap(p / PAGE * PAGE);
+            return {Space::OTHER, 0};
+        }
+        const Variable &before = std::prev(after)->second, &next = after->second;
+        const uintptr_t offset = p - before.range.begin;
+        if (before.range.has(p)) {
+            (before.is_users ? last_ : internal_) = before.range;
+            return {before.is_users ? Space::GLOBAL : Space::OTHER, before.range.at + offset};
+        }
+        if (before.is_guarded && offset - before.range.bytes < VARIABLE_GUARD)
+            return {Space::GUARD, before.range.at + offset};
+        const uintptr_t missing = next.range.begin - p;
+        if (next.is_guarded && missing <= VARIABLE_GUARD) return {Space::GUARD, next.range.at - missing};
+        return {Space::OTHER, 0};
+    }
+
     // Caches a page that contains no device memory. Most instrumented accesses are to a thread's stack or to the
     // emulator's own data, and this makes their look-up fast.
     void note_gap(uintptr_t begin) {
         const Range gap{begin, PAGE};
         for (const Range& array : arrays_)
             if (array.overlaps(gap)) return;
+        const auto variable = variables_.lower_bound(begin + PAGE);
+        if (variable != variables_.begin() && variable != variables_.end()) return;
         const auto after = allocations_.lower_bound(begin + PAGE + guard_bytes);
         if (dynamic_.overlaps(gap)) return;
         if (after != allocations_.begin() && std::prev(after)->second.guarded().overlaps(gap)) return;
@@ -146,11 +188,14 @@ private:
 
     static constexpr uintptr_t PAGE = 1 << 12;
     std::array<Range, 1024> gaps_{};
-    Range dynamic_, last_;
+    Range dynamic_, last_, internal_;   // internal_: the variable of the emulator that was found last
     std::vector<Range> arrays_;
     uint64_t static_bytes_ = 0;
     std::map<uintptr_t, Range> allocations_;
     uint64_t next_ = 1 << 21;
+    static constexpr uint64_t VARIABLE_GUARD = 1 << 16;   // bytes that dev/inspect/Makefile inserts before each variable
+    std::map<uintptr_t, Variable> variables_;
+    uint64_t next_variable_ = uint64_t{1} << 40;
 };
 
 // ==== call stacks and sites ==============================================================================
@@ -1064,7 +1109,6 @@ Run next_block() {
 }
 
 void begin_block(uint64_t number) {
-    recording = true;
     block = static_cast<unsigned>(number);
     current = 0;
     threads_in_block = kernel->threads();
@@ -1083,6 +1127,7 @@ void begin_block(uint64_t number) {
     exchanges.assign(warps(), 0);
     l1.reset(l1_bytes_per_block());
     l2.begin_block(number);
+    recording = true;
 }
 
 // Returns the requests of the launch to the region with most atomics. A region that several recorded blocks access is
@@ -1148,6 +1193,9 @@ Figures take_figures() {
 
 void shared_memory(const void* dynamic, size_t bytes) { memory.set_dynamic(dynamic, bytes); }
 void shared_array(const void* place, size_t bytes, const char* name) { memory.add_array(place, bytes, name); }
+void variable(const void* place, size_t bytes, const char* name, bool is_writable) {
+    memory.add_variable(place, bytes, name, is_writable);
+}
 void allocated(const void* place, size_t bytes) { memory.add_allocation(place, bytes); }
 void freed(const void* place) { memory.remove_allocation(place); }
 
@@ -1492,7 +1540,7 @@ static json to_json(const Site& site) {
 }
 
 static json to_json(const Kernel& kernel, const Hazard& h, const std::vector<Side>& sides) {
-    std::string array;
+    std::string array = memory.variable_at(h.allocation);
     int64_t address = h.address;
     if (h.space == Space::SHARED) std::tie(array, address) = memory.within_array(static_cast<uint64_t>(h.address));
     json accesses = json::array();

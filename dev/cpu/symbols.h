@@ -1,5 +1,5 @@
-// Lists the __shared__ arrays of kernels, which are thread_local variables here. The program's ELF symbol table
-// has the size of each and the name of its function. (A stripped program has no symbol table: no arrays are found.)
+// The program's ELF symbol table: names of kernels, __shared__ arrays, which are thread_local variables here, and
+// variables (__device__, __constant__, __managed__). (A stripped program has no symbol table: nothing is found.)
 #pragma once
 
 #include <elf.h>
@@ -16,11 +16,11 @@
 extern "C" char __executable_start;  // defined by the linker: the address at which the program was loaded
 
 namespace cuda_cpu {
-class StaticShared {
+class Symbols {
 public:
     // Returns the table of this program, which is read at the first call.
-    static const StaticShared& of_program() {
-        static const StaticShared* const value = new StaticShared;
+    static const Symbols& of_program() {
+        static const Symbols* const value = new Symbols;
         return *value;
     }
 
@@ -54,9 +54,19 @@ public:
     }
 
     // Calls f(address, bytes, name) for each of this worker's arrays.
-    template <class F> void each(const void* anchor, F f) const {
+    template <class F> void each_array(const void* anchor, F f) const {
         for (const Array& a : arrays_) f(place(anchor, a), a.bytes, a.name.c_str());
     }
+
+    // A variable with static storage duration. The symbol table does not tell a __device__ variable from a variable of
+    // the host, but a kernel can access only the former.
+    struct Variable {
+        std::string name;      // mangled; empty: of the emulator, the C++ library or the compiler
+        const void* place;
+        size_t bytes;
+        bool is_writable;
+    };
+    const std::vector<Variable>& variables() const { return variables_; }
 
 private:
     struct Array {
@@ -65,6 +75,7 @@ private:
         size_t bytes;
     };
     std::vector<Array> arrays_;
+    std::vector<Variable> variables_;
     std::map<uintptr_t, std::string> functions_;
     int64_t anchor_ = 0;  // offset of threadIdx in thread-local storage
     uintptr_t loaded_at_ = 0;
@@ -89,7 +100,7 @@ private:
         return static_cast<const char*>(hidden) + (a.at - anchor_);
     }
 
-    StaticShared() {
+    Symbols() {
         std::ifstream file("/proc/self/exe", std::ios::binary);
         const std::string program((std::istreambuf_iterator<char>(file)), {});
         Elf64_Ehdr header;
@@ -105,6 +116,10 @@ private:
                  at += sizeof(symbol)) {
                 const size_t name = std::min<size_t>(program.size(), names.sh_offset + symbol.st_name);
                 add_symbol(symbol, program.c_str() + name);
+                Elf64_Shdr section;
+                if (ELF64_ST_TYPE(symbol.st_info) == STT_OBJECT && symbol.st_size > 0 &&
+                    read(program, header.e_shoff + symbol.st_shndx * header.e_shentsize, &section))
+                    add_variable(symbol, program.c_str() + name, (section.sh_flags & SHF_WRITE) != 0);
             }
         }
     }
@@ -114,6 +129,20 @@ private:
         if (at > program.size() || program.size() - at < sizeof(T)) return false;
         memcpy(to, program.data() + at, sizeof(T));
         return true;
+    }
+
+    // Returns whether a variable is one of the emulator, a library or the compiler.
+    static bool is_internal(const std::string& name) {
+        if (name.rfind("_Z", 0) != 0) return name.rfind("__", 0) == 0 || name.find('@') != std::string::npos;
+        const size_t scope = std::min(name.find_first_not_of("ZNKL", 2), name.size());
+        return name.compare(scope, 9, "8cuda_cpu") == 0 || strchr("STG", name[scope]) != nullptr;   // S: std, T: vtables
+    }
+
+    // Adds a variable. Constants of a function are in its code or in registers on a GPU, so they do not count.
+    void add_variable(const Elf64_Sym& symbol, const std::string& name, bool is_writable) {
+        const bool is_in_code = !is_writable && name.rfind("_ZZ", 0) == 0;
+        variables_.push_back({is_in_code || is_internal(name) ? "" : name,
+                              reinterpret_cast<const void*>(loaded_at_ + symbol.st_value), symbol.st_size, is_writable});
     }
 
     // Adds a function or an array. The mangled name of a variable in a function begins with "_ZZ". Variables of the
