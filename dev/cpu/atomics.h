@@ -51,7 +51,35 @@ inline float atomicExch(float* address, float value) {
     return before;
 }
 
+inline long long atomicMin(long long* address, long long value) {
+    return cuda_cpu::atomic_update(address, [=](long long seen) { return std::min(seen, value); });
+}
+inline long long atomicMax(long long* address, long long value) {
+    return cuda_cpu::atomic_update(address, [=](long long seen) { return std::max(seen, value); });
+}
+
 // Increments *address; after the bound it wraps to 0. Returns the old value.
 inline unsigned atomicInc(unsigned* address, unsigned bound) {
     return cuda_cpu::atomic_update(address, [=](unsigned seen) { return seen >= bound ? 0 : seen + 1; });
 }
+// Decrements *address; from 0, or above the bound, it wraps to the bound. Returns the old value.
+inline unsigned atomicDec(unsigned* address, unsigned bound) {
+    return cuda_cpu::atomic_update(address, [=](unsigned seen) { return seen == 0 || seen > bound ? bound : seen - 1; });
+}
+
+// Atomics of the block, and of the system, are those of the GPU here.
+#define CUDA_CPU_SCOPES(name)                                                                                         \
+    template <class T, class... V> inline T name##_block(T* address, V... values) { return name(address, values...); } \
+    template <class T, class... V> inline T name##_system(T* address, V... values) { return name(address, values...); }
+CUDA_CPU_SCOPES(atomicAdd)
+CUDA_CPU_SCOPES(atomicSub)
+CUDA_CPU_SCOPES(atomicAnd)
+CUDA_CPU_SCOPES(atomicOr)
+CUDA_CPU_SCOPES(atomicXor)
+CUDA_CPU_SCOPES(atomicExch)
+CUDA_CPU_SCOPES(atomicMin)
+CUDA_CPU_SCOPES(atomicMax)
+CUDA_CPU_SCOPES(atomicCAS)
+CUDA_CPU_SCOPES(atomicInc)
+CUDA_CPU_SCOPES(atomicDec)
+#undef CUDA_CPU_SCOPES

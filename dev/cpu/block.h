@@ -146,7 +146,7 @@ public:
     CUDA_CPU_NO_TSAN void run(uint64_t block_number) {
         const unsigned count = static_cast<unsigned>(threads_.size());
         alive_ = count;
-        started_ = ready_first_ = ready_count_ = waiting_at_barrier_ = parked_ = 0;
+        votes_ = started_ = ready_first_ = ready_count_ = waiting_at_barrier_ = parked_ = 0;
         for (unsigned t = 0; t < count; t += WARP_SIZE) warps_[t / WARP_SIZE].alive = first_lanes(count - t);
         if (launch_->seed != 0) shuffle_order(block_number);
         enter(pick());
@@ -161,6 +161,13 @@ public:
         waiting_at_barrier_++;
         try_barrier();
         wait();
+    }
+
+    // A barrier that returns how many threads pass true.
+    unsigned count(const char* name, bool yes) {
+        votes_ += yes;
+        barrier(name);
+        return counted_;
     }
 
     // Executes a collective of the lanes in the mask. Each lane passes its operand and waits. When all lanes have
@@ -346,6 +353,7 @@ private:
     void try_barrier() {
         if (waiting_at_barrier_ < alive_) return;
         waiting_at_barrier_ = 0;
+        counted_ = std::exchange(votes_, 0);
         watch::barrier_completed("__syncthreads");
         for (unsigned t = 0; t < threads_.size(); t++)
             if (threads_[t].waits_for != nullptr) make_ready(t);
@@ -416,6 +424,7 @@ private:
     unsigned current_ = 0, started_ = 0, alive_ = 0;
 
     unsigned waiting_at_barrier_ = 0, parked_ = 0;
+    unsigned votes_ = 0, counted_ = 0;  // of a barrier that counts: so far, and of the last one
 
     uint16_t ready_[max_threads] = {};  // ring buffer of ready threads, first in, first out
     unsigned ready_first_ = 0, ready_count_ = 0;
@@ -454,6 +463,39 @@ template <class T> inline T shuffle(const char* name, unsigned mask, T value, un
     return mine.result;
 }
 
+// Implements reductions: returns the operation's result over the values of all lanes that take part.
+template <class Operation, class T> inline T reduce(const char* name, unsigned mask, T value) {
+    if (WARP_SIZE == 1) return value;
+    warp_collective(name, mask, &value, [](void* const* operands, unsigned lanes) {
+        T all = *static_cast<T*>(operands[__builtin_ctz(lanes)]);
+        for (unsigned rest = lanes & (lanes - 1); rest != 0; rest &= rest - 1)
+            all = Operation()(all, *static_cast<T*>(operands[__builtin_ctz(rest)]));
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1) *static_cast<T*>(operands[__builtin_ctz(rest)]) = all;
+    });
+    return value;
+}
+struct Minimum {
+    template <class T> T operator()(T a, T b) const { return b < a ? b : a; }
+};
+struct Maximum {
+    template <class T> T operator()(T a, T b) const { return a < b ? b : a; }
+};
+
+// Returns a mask of the lanes that pass the same value.
+template <class T> inline unsigned match(const char* name, unsigned mask, T value) {
+    if (WARP_SIZE == 1) return 1;
+    struct Operand { T value; unsigned same; } mine{value, 0};
+    warp_collective(name, mask, &mine, [](void* const* operands, unsigned lanes) {
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
+            for (unsigned other = lanes; other != 0; other &= other - 1) {
+                Operand& lane = *static_cast<Operand*>(operands[__builtin_ctz(rest)]);
+                if (lane.value == static_cast<Operand*>(operands[__builtin_ctz(other)])->value)
+                    lane.same |= other & -other;
+            }
+    });
+    return mine.same;
+}
+
 // Returns the index of the current thread in its warp.
 inline unsigned lane() {
     return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % WARP_SIZE;
@@ -486,6 +528,47 @@ CUDA_CPU_INSTRUCTION void __syncwarp(unsigned mask = 0xffffffff) {
 inline unsigned __ballot_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__ballot_sync", mask, yes != 0); }
 inline int __any_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__any_sync", mask, yes != 0) != 0; }
 inline int __all_sync(unsigned mask, int yes) { return cuda_cpu::ballot("__all_sync", mask, yes == 0) == 0; }
+
+// Barriers of the block that also return how many threads pass a true value, whether all do, and whether any does.
+inline int __syncthreads_count(int yes) {
+    return cuda_cpu::block == nullptr ? yes != 0
+                                      : static_cast<int>(cuda_cpu::block->count("__syncthreads_count", yes != 0));
+}
+inline int __syncthreads_and(int yes) { return __syncthreads_count(yes == 0) == 0; }
+inline int __syncthreads_or(int yes) { return __syncthreads_count(yes) != 0; }
+
+#define CUDA_CPU_REDUCTION(name, T, Operation)                                                                 \
+    inline T __reduce_##name##_sync(unsigned mask, T value) {                                                  \
+        return cuda_cpu::reduce<Operation>("__reduce_" #name "_sync", mask, value);                            \
+    }
+CUDA_CPU_REDUCTION(add, unsigned, std::plus<>)
+CUDA_CPU_REDUCTION(min, unsigned, cuda_cpu::Minimum)
+CUDA_CPU_REDUCTION(max, unsigned, cuda_cpu::Maximum)
+CUDA_CPU_REDUCTION(min, int, cuda_cpu::Minimum)
+CUDA_CPU_REDUCTION(max, int, cuda_cpu::Maximum)
+CUDA_CPU_REDUCTION(and, unsigned, std::bit_and<>)
+CUDA_CPU_REDUCTION(or, unsigned, std::bit_or<>)
+CUDA_CPU_REDUCTION(xor, unsigned, std::bit_xor<>)
+#undef CUDA_CPU_REDUCTION
+inline int __reduce_add_sync(unsigned mask, int value) {
+    return static_cast<int>(__reduce_add_sync(mask, static_cast<unsigned>(value)));
+}
+
+template <class T> inline unsigned __match_any_sync(unsigned mask, T value) {
+    return cuda_cpu::match("__match_any_sync", mask, value);
+}
+// Returns the mask if all its lanes pass the same value, otherwise 0.
+template <class T> inline unsigned __match_all_sync(unsigned mask, T value, int* all_same) {
+    const unsigned same = cuda_cpu::match("__match_all_sync", mask, value);
+    *all_same = __all_sync(mask, __popc(same) == __popc(__ballot_sync(mask, 1)));
+    return *all_same ? same : 0;
+}
+
+// Lets other threads run: a thread that waits for another one in a loop then makes progress.
+inline void __nanosleep(unsigned) {
+    if (cuda_cpu::block != nullptr) cuda_cpu::block->yield();
+}
+[[noreturn]] inline void __trap() { cuda_cpu::die("__trap"); }
 
 // The four shuffles differ in the lane that a thread reads from. `width` divides the warp into segments; a lane whose
 // source is in another segment keeps its own value.

@@ -84,7 +84,9 @@ struct cudaLaunchConfig_t {
     unsigned numAttrs;
 };
 
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
 
 namespace cuda_cpu {
 // The bytes of dynamic shared memory that cudaFuncSetAttribute was asked for, by kernel.
@@ -289,8 +291,26 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
     return report(run(call, name));
 }
 
-template <class Kernel> inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int value) {
+namespace cuda_cpu {
+template <class... Parameters, size_t... numbers>
+inline cudaError_t launch_with(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...), void** arguments,
+                               std::index_sequence<numbers...>) {
+    return cudaLaunchKernelEx(&config, kernel, *static_cast<std::decay_t<Parameters>*>(arguments[numbers])...);
+}
+}  // namespace cuda_cpu
+// arguments: the address of each argument.
+template <class... Parameters>
+inline cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
+                                    size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+    return cuda_cpu::launch_with({grid, block, shared_bytes, stream, nullptr, 0}, kernel, arguments,
+                                 std::index_sequence_for<Parameters...>());
+}
+// A pointer without the parameters' types is not enough here. rewrite.py removes a cast from the call's first argument.
+cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) = delete;
+
+template <class Kernel> inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value) {
     using namespace cuda_cpu;
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;   // a hint
     const void* const address = reinterpret_cast<const void*>(kernel);
     const auto bytes = static_cast<size_t>(value);
     if (value < 0 || !shared_memory_fits(address, bytes, bytes)) return report(cudaErrorInvalidValue);
@@ -344,7 +364,7 @@ struct Allocations : std::map<const char*, size_t> {
 struct Heap {
     static constexpr size_t page = 2 * mib, small = 1 * mib, small_unit = 512;
     std::mutex mutex;
-    Allocations allocations, pinned;  // pinned: host memory
+    Allocations allocations, pinned, symbols;  // pinned: host memory; symbols: variables used as device memory
     size_t bytes = 0, large_pages = 0, small_bytes = 0;
 
     static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -462,10 +482,24 @@ inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
     return cudaSuccess;
 }
 
-template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes) {
+// Allocates rows of `width` bytes, each at an aligned address: their distance is *pitch.
+template <class T> inline cudaError_t cudaMallocPitch(T** address, size_t* pitch, size_t width, size_t height) {
+    *pitch = cuda_cpu::Heap::round_up(width, 512);
+    return cudaMalloc(address, *pitch * height);
+}
+template <class T> inline cudaError_t cudaMallocAsync(T** address, size_t bytes, cudaStream_t) {
+    return cudaMalloc(address, bytes);
+}
+inline cudaError_t cudaFreeAsync(void* address, cudaStream_t) { return cudaFree(address); }
+
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
+                   cudaHostAllocWriteCombined = 4;
+// Allocates pinned memory. The flags have no effect: kernels can access all host memory here.
+template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes, unsigned flags = cudaHostAllocDefault) {
     using namespace cuda_cpu;
     *address = nullptr;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
+    if (flags > 7) return report(cudaErrorInvalidValue);
     if (bytes == 0) return cudaSuccess;
     void* place = nullptr;
     if (posix_memalign(&place, 256, bytes) != 0) return report(cudaErrorMemoryAllocation);
@@ -473,6 +507,15 @@ template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes) 
     heap().pinned[static_cast<const char*>(place)] = bytes;
     *address = static_cast<T*>(place);
     return cudaSuccess;
+}
+template <class T> inline cudaError_t cudaHostAlloc(T** address, size_t bytes, unsigned flags) {
+    return cudaMallocHost(address, bytes, flags);
+}
+template <class T> inline cudaError_t cudaHostGetDevicePointer(T** address, void* host, unsigned) {
+    using namespace cuda_cpu;
+    std::lock_guard lock(heap().mutex);
+    if (!heap().pinned.contain(host)) return report(cudaErrorInvalidValue);
+    return set_result(address, static_cast<T*>(host));
 }
 inline cudaError_t cudaFreeHost(void* address) {
     using namespace cuda_cpu;
@@ -490,19 +533,21 @@ enum cudaMemcpyKind {
 };
 
 namespace cuda_cpu {
-// DEVICE: allocated by cudaMalloc; PINNED: by cudaMallocHost; PAGEABLE: any other host memory.
+// DEVICE: allocated by cudaMalloc, or a symbol; PINNED: by cudaMallocHost; PAGEABLE: any other host memory.
 enum class MemoryKind { DEVICE, PINNED, PAGEABLE };
 inline MemoryKind memory_kind(const void* address) {
     std::lock_guard lock(heap().mutex);
-    if (heap().allocations.contain(address)) return MemoryKind::DEVICE;
+    if (heap().allocations.contain(address) || heap().symbols.contain(address)) return MemoryKind::DEVICE;
     return heap().pinned.contain(address) ? MemoryKind::PINNED : MemoryKind::PAGEABLE;
 }
 
 // Returns whether a range that begins in device memory ends in the same allocation; true for host memory.
 inline bool fits_in_allocation(const void* address, size_t bytes) {
-    const Allocations& all = heap().allocations;
-    const auto found = all.containing(address);
-    return found == all.end() || static_cast<const char*>(address) + bytes <= found->first + found->second;
+    const auto fits = [=](const Allocations& all) {
+        const auto found = all.containing(address);
+        return found == all.end() || static_cast<const char*>(address) + bytes <= found->first + found->second;
+    };
+    return fits(heap().allocations) && fits(heap().symbols);
 }
 
 // Returns the error of a copy on an emulated GPU: the kind must match the memory, and the ranges their allocations.
@@ -555,15 +600,6 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
     if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
     return asynchronous() ? enqueue_copy(to, from, bytes, nullptr, true) : copy_bytes(to, from, bytes);
 }
-// A __device__ variable is an ordinary variable of the program, so this is a copy within host memory.
-template <class T>
-inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes, size_t offset = 0,
-                                      cudaMemcpyKind = cudaMemcpyHostToDevice) {
-    if (offset > sizeof(T) || bytes > sizeof(T) - offset) return cuda_cpu::report(cudaErrorInvalidValue);
-    return cudaMemcpy(const_cast<char*>(reinterpret_cast<const char*>(&symbol)) + offset, from, bytes,
-                      cudaMemcpyDefault);
-}
-
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream = nullptr) {
     using namespace cuda_cpu;
     if (card() != nullptr && bytes > 0 && (memory_kind(to) == MemoryKind::PAGEABLE || !fits_in_allocation(to, bytes)))
@@ -579,6 +615,115 @@ inline cudaError_t cudaMemset(void* to, int byte, size_t bytes) {
     return error != cudaSuccess || returns_at_once ? error : run_until_reached(streams()[0]->last);
 }
 
+// ---- rows of a matrix; pitch: their distance in bytes
+
+namespace cuda_cpu {
+// Calls operation(row) for each row. Returns the first error.
+template <class Operation> inline cudaError_t for_rows(size_t rows, Operation operation) {
+    for (size_t row = 0; row < rows; row++)
+        if (const cudaError_t error = operation(row); error != cudaSuccess) return error;
+    return cudaSuccess;
+}
+// Returns whether all rows are in one allocation, if the first one begins in device memory.
+inline bool rows_fit(const void* address, size_t pitch, size_t width, size_t height) {
+    return card() == nullptr || width * height == 0 || fits_in_allocation(address, pitch * (height - 1) + width);
+}
+}  // namespace cuda_cpu
+
+inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                                     size_t height, cudaMemcpyKind kind, cudaStream_t stream = nullptr) {
+    using namespace cuda_cpu;
+    if (width > to_pitch || width > from_pitch) return report(cudaErrorInvalidPitchValue);
+    if (!rows_fit(to, to_pitch, width, height) || !rows_fit(from, from_pitch, width, height))
+        return report(cudaErrorInvalidValue);
+    return for_rows(height, [=](size_t row) {
+        return cudaMemcpyAsync(static_cast<char*>(to) + row * to_pitch,
+                               static_cast<const char*>(from) + row * from_pitch, width, kind, stream);
+    });
+}
+inline cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int byte, size_t width, size_t height,
+                                     cudaStream_t stream = nullptr) {
+    using namespace cuda_cpu;
+    if (width > pitch || !rows_fit(to, pitch, width, height)) return report(cudaErrorInvalidValue);
+    return for_rows(height, [=](size_t row) {
+        return cudaMemsetAsync(static_cast<char*>(to) + row * pitch, byte, width, stream);
+    });
+}
+inline cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                                size_t height, cudaMemcpyKind kind) {
+    using namespace cuda_cpu;
+    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
+    const cudaError_t error = cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind);
+    return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
+}
+inline cudaError_t cudaMemset2D(void* to, size_t pitch, int byte, size_t width, size_t height) {
+    using namespace cuda_cpu;
+    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
+    const cudaError_t error = cudaMemset2DAsync(to, pitch, byte, width, height);
+    return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
+}
+
+// ---- symbols: __device__, __constant__ and __managed__ variables, which are variables of this program
+
+namespace cuda_cpu {
+// Sets *place to byte `offset` of a variable, which is device memory from now on. Returns the error if it is not a
+// variable of the program, or if the range is not within it.
+template <class T> inline cudaError_t find_symbol(char** place, const T& symbol, size_t bytes, size_t offset) {
+    char* const first = const_cast<char*>(reinterpret_cast<const volatile char*>(std::addressof(symbol)));
+    if (first < &__executable_start || first >= &_end) return report(cudaErrorInvalidSymbol);
+    if (offset > sizeof(T) || bytes > sizeof(T) - offset) return report(cudaErrorInvalidValue);
+    std::lock_guard lock(heap().mutex);
+    heap().symbols[first] = sizeof(T);
+    return set_result(place, first + offset);
+}
+
+// Calls copy(place) if the range is within the variable and the kind of the copy is not `wrong`.
+template <class T, class Copy>
+inline cudaError_t copy_symbol(const T& symbol, size_t bytes, size_t offset, cudaMemcpyKind kind, cudaMemcpyKind wrong,
+                               Copy copy) {
+    char* place = nullptr;
+    if (const cudaError_t error = find_symbol(&place, symbol, bytes, offset); error != cudaSuccess) return error;
+    return kind == wrong || kind == cudaMemcpyHostToHost ? report(cudaErrorInvalidMemcpyDirection) : copy(place);
+}
+}  // namespace cuda_cpu
+
+template <class Pointer, class T> inline cudaError_t cudaGetSymbolAddress(Pointer** address, const T& symbol) {
+    char* place = nullptr;
+    const cudaError_t error = cuda_cpu::find_symbol(&place, symbol, 0, 0);
+    return error != cudaSuccess ? error : cuda_cpu::set_result(address, reinterpret_cast<Pointer*>(place));
+}
+template <class T> inline cudaError_t cudaGetSymbolSize(size_t* bytes, const T& symbol) {
+    char* place = nullptr;
+    const cudaError_t error = cuda_cpu::find_symbol(&place, symbol, 0, 0);
+    return error != cudaSuccess ? error : cuda_cpu::set_result(bytes, sizeof(T));
+}
+template <class T>
+inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes, size_t offset = 0,
+                                      cudaMemcpyKind kind = cudaMemcpyHostToDevice) {
+    return cuda_cpu::copy_symbol(symbol, bytes, offset, kind, cudaMemcpyDeviceToHost,
+                                 [=](char* to) { return cudaMemcpy(to, from, bytes, kind); });
+}
+template <class T>
+inline cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, size_t bytes, size_t offset = 0,
+                                           cudaMemcpyKind kind = cudaMemcpyHostToDevice,
+                                           cudaStream_t stream = nullptr) {
+    return cuda_cpu::copy_symbol(symbol, bytes, offset, kind, cudaMemcpyDeviceToHost,
+                                 [=](char* to) { return cudaMemcpyAsync(to, from, bytes, kind, stream); });
+}
+template <class T>
+inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t offset = 0,
+                                        cudaMemcpyKind kind = cudaMemcpyDeviceToHost) {
+    return cuda_cpu::copy_symbol(symbol, bytes, offset, kind, cudaMemcpyHostToDevice,
+                                 [=](const char* from) { return cudaMemcpy(to, from, bytes, kind); });
+}
+template <class T>
+inline cudaError_t cudaMemcpyFromSymbolAsync(void* to, const T& symbol, size_t bytes, size_t offset = 0,
+                                             cudaMemcpyKind kind = cudaMemcpyDeviceToHost,
+                                             cudaStream_t stream = nullptr) {
+    return cuda_cpu::copy_symbol(symbol, bytes, offset, kind, cudaMemcpyHostToDevice,
+                                 [=](const char* from) { return cudaMemcpyAsync(to, from, bytes, kind, stream); });
+}
+
 // ==== streams and events ================================================================================
 
 struct CUevent_st {
@@ -588,7 +733,7 @@ struct CUevent_st {
 using cudaEvent_t = CUevent_st*;
 
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
-constexpr unsigned cudaEventDefault = 0, cudaEventDisableTiming = 2;
+constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     *stream = new CUstream_st;
@@ -640,6 +785,25 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
     // In CUDA a stream that waits for a captured event joins the capture; the emulator has captures of one stream.
     return in_capture(stream) ? cudaSuccess : report(cudaErrorNotSupported);
 }
+// Calls a function of the host when the work before it in the stream is complete.
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* data) {
+    using namespace cuda_cpu;
+    const auto call = [=] { return function(data), cudaSuccess; };
+    return is_deferred(stream) ? submit(stream, call) : call();
+}
+namespace cuda_cpu {
+// Returns cudaErrorNotReady until the work up to a position is complete. Each call lets some work run.
+inline cudaError_t query(const Place& place) {
+    if (place != nullptr && !place->reached) run_one(true);
+    return place == nullptr || place->reached ? run_until_reached(place) : cudaErrorNotReady;
+}
+}  // namespace cuda_cpu
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    using namespace cuda_cpu;
+    if (const cudaError_t error = reject_if_captured(stream); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_implicit_dependency(stream); error != cudaSuccess) return error;
+    return query(real(stream)->last);
+}
 inline cudaError_t cudaDeviceSynchronize() {
     const cudaError_t error = cuda_cpu::reject_while_capturing();
     return error != cudaSuccess ? error : cuda_cpu::run_all();
@@ -670,6 +834,9 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     using namespace cuda_cpu;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     return event->captured ? report(cudaErrorCapturedEvent) : run_until_reached(event->place);
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+    return event->captured ? cuda_cpu::report(cudaErrorCapturedEvent) : cuda_cpu::query(event->place);
 }
 namespace cuda_cpu {
 inline Random times{number_of_environment("CUDA_CPU_TIMES", 0)};  // of events; state 0: measured. Tests change it.
@@ -810,6 +977,84 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     if (card() != nullptr) describe_card(p, *card());
     else describe_processor(p);
     return cudaSuccess;
+}
+
+// The attributes that the emulator knows, with CUDA's numbers.
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxBlockDimX, cudaDevAttrMaxBlockDimY, cudaDevAttrMaxBlockDimZ,
+    cudaDevAttrMaxGridDimX, cudaDevAttrMaxGridDimY, cudaDevAttrMaxGridDimZ, cudaDevAttrMaxSharedMemoryPerBlock,
+    cudaDevAttrTotalConstantMemory, cudaDevAttrWarpSize, cudaDevAttrMaxRegistersPerBlock = 12, cudaDevAttrClockRate,
+    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMemoryClockRate = 36, cudaDevAttrGlobalMemoryBusWidth,
+    cudaDevAttrL2CacheSize, cudaDevAttrMaxThreadsPerMultiProcessor, cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor, cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81, cudaDevAttrManagedMemory = 83,
+    cudaDevAttrConcurrentManagedAccess = 89, cudaDevAttrCooperativeLaunch = 95,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97, cudaDevAttrMaxBlocksPerMultiprocessor = 106,
+    cudaDevAttrReservedSharedMemoryPerBlock = 111
+};
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp p;
+    if (const cudaError_t error = cudaGetDeviceProperties(&p, device); error != cudaSuccess) return error;
+    const std::map<cudaDeviceAttr, size_t> values = {
+        {cudaDevAttrMaxThreadsPerBlock, p.maxThreadsPerBlock}, {cudaDevAttrMaxBlockDimX, p.maxThreadsDim[0]},
+        {cudaDevAttrMaxBlockDimY, p.maxThreadsDim[1]}, {cudaDevAttrMaxBlockDimZ, p.maxThreadsDim[2]},
+        {cudaDevAttrMaxGridDimX, p.maxGridSize[0]}, {cudaDevAttrMaxGridDimY, p.maxGridSize[1]},
+        {cudaDevAttrMaxGridDimZ, p.maxGridSize[2]}, {cudaDevAttrMaxSharedMemoryPerBlock, p.sharedMemPerBlock},
+        {cudaDevAttrTotalConstantMemory, p.totalConstMem}, {cudaDevAttrWarpSize, p.warpSize},
+        {cudaDevAttrMaxRegistersPerBlock, p.regsPerBlock}, {cudaDevAttrClockRate, p.clockRate},
+        {cudaDevAttrMultiProcessorCount, p.multiProcessorCount}, {cudaDevAttrMemoryClockRate, p.memoryClockRate},
+        {cudaDevAttrGlobalMemoryBusWidth, p.memoryBusWidth}, {cudaDevAttrL2CacheSize, p.l2CacheSize},
+        {cudaDevAttrMaxThreadsPerMultiProcessor, p.maxThreadsPerMultiProcessor},
+        {cudaDevAttrComputeCapabilityMajor, p.major}, {cudaDevAttrComputeCapabilityMinor, p.minor},
+        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, p.sharedMemPerMultiprocessor}, {cudaDevAttrManagedMemory, 1},
+        {cudaDevAttrConcurrentManagedAccess, 1}, {cudaDevAttrCooperativeLaunch, 0},
+        {cudaDevAttrMaxSharedMemoryPerBlockOptin, p.sharedMemPerBlockOptin},
+        {cudaDevAttrMaxBlocksPerMultiprocessor, p.maxBlocksPerMultiProcessor},
+        {cudaDevAttrReservedSharedMemoryPerBlock, p.reservedSharedMemPerBlock}};
+    const auto found = values.find(attribute);
+    if (found == values.end()) return cuda_cpu::report(cudaErrorInvalidValue);
+    return cuda_cpu::set_result(value, static_cast<int>(found->second));
+}
+
+// Sets *blocks to how many blocks a multiprocessor can hold, by its threads, blocks and shared memory: the registers
+// that a kernel needs are unknown.
+template <class Kernel>
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel* kernel, int threads,
+                                                                 size_t shared_bytes) {
+    using namespace cuda_cpu;
+    if (threads <= 0 || threads > static_cast<int>(max_threads)) return report(cudaErrorInvalidValue);
+    cudaDeviceProp p;
+    cudaGetDeviceProperties(&p, current_device);
+    const size_t shared = static_shared_bytes(reinterpret_cast<const void*>(kernel)) + shared_bytes;
+    const size_t warps = (static_cast<size_t>(threads) + WARP_SIZE - 1) / WARP_SIZE;
+    size_t most = static_cast<size_t>(p.maxThreadsPerMultiProcessor) / (warps * WARP_SIZE);
+    if (p.maxBlocksPerMultiProcessor > 0) most = std::min<size_t>(most, p.maxBlocksPerMultiProcessor);
+    if (shared > 0) most = std::min(most, p.sharedMemPerMultiprocessor / (shared + p.reservedSharedMemPerBlock));
+    return set_result(blocks, static_cast<int>(shared > p.sharedMemPerBlockOptin ? 0 : most));
+}
+// Sets *threads to the block size that keeps most threads on a multiprocessor, the largest one if several do, and *grid
+// to the blocks that fill the GPU. shared_bytes(threads): dynamic shared memory. limit: maximum block size; 0: none.
+template <class Kernel, class SharedBytes>
+inline cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* grid, int* threads, Kernel* kernel,
+                                                                  SharedBytes shared_bytes, int limit = 0) {
+    int best = 0, processors = 0;
+    if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount,
+                                                         cuda_cpu::current_device); error != cudaSuccess) return error;
+    constexpr int most = static_cast<int>(cuda_cpu::max_threads);
+    for (int size = limit > 0 ? std::min(limit, most) : most; size > 0; size = (size - 1) / WARP_SIZE * WARP_SIZE) {
+        int blocks = 0;
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, size, static_cast<size_t>(shared_bytes(size)));
+        if (blocks * size <= best) continue;
+        best = blocks * size;
+        *threads = size;
+        *grid = blocks * processors;
+    }
+    return best > 0 ? cudaSuccess : cuda_cpu::report(cudaErrorInvalidConfiguration);
+}
+template <class Kernel>
+inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* threads, Kernel* kernel, size_t shared_bytes = 0,
+                                                      int limit = 0) {
+    return cudaOccupancyMaxPotentialBlockSizeVariableSMem(grid, threads, kernel, [=](int) { return shared_bytes; },
+                                                          limit);
 }
 
 #define CUDART_VERSION 13000  // the CUDA version whose API these headers follow

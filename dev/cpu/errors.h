@@ -8,6 +8,9 @@
     ERROR(cudaErrorInvalidValue, 1, "invalid argument")                                                               \
     ERROR(cudaErrorMemoryAllocation, 2, "out of memory")                                                              \
     ERROR(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                         \
+    ERROR(cudaErrorInvalidPitchValue, 12, "invalid pitch argument")                                                   \
+    ERROR(cudaErrorInvalidSymbol, 13, "invalid device symbol")                                                        \
+    ERROR(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                                   \
     ERROR(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                                      \
     ERROR(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                             \
     ERROR(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")                       \

@@ -1,6 +1,7 @@
 // Device functions for arithmetic, conversions and bits, which are one or two instructions on a GPU.
 #pragma once
 
+#include <fenv.h>
 #include <limits.h>
 
 namespace cuda_cpu {
@@ -25,7 +26,7 @@ __attribute__((always_inline)) inline float special(float x) {
 
 // Returns x, rounded before any further operation, so that __fadd_rn(__fmul_rn(a, b), c) does not become an FMA. With a
 // compiler that lacks __builtin_assoc_barrier it still may.
-inline float rounded(float x) {
+template <class Float> inline Float rounded(Float x) {
 #if defined(__has_builtin) && __has_builtin(__builtin_assoc_barrier)
     return __builtin_assoc_barrier(x);
 #else
@@ -33,11 +34,23 @@ inline float rounded(float x) {
 #endif
 }
 
-// Converts an integral x to int, clamped to int's range; NaN gives 0.
-inline int to_int(float x) {
+// Converts an integral x to an integer type, clamped to its range; NaN gives 0.
+template <class Integer, class Float> inline Integer to_integer(Float x) {
+    using Limits = std::numeric_limits<Integer>;
     if (x != x) return 0;
-    if (x <= static_cast<float>(INT_MIN)) return INT_MIN;
-    return x >= static_cast<float>(INT_MAX) ? INT_MAX : static_cast<int>(x);
+    if (x <= static_cast<Float>(Limits::min())) return Limits::min();
+    return x >= static_cast<Float>(Limits::max()) ? Limits::max() : static_cast<Integer>(x);
+}
+
+// Returns operation(x...), computed with a rounding mode of fenv.h. (The compiler may move an operation across
+// fesetround, but not across a volatile access.)
+template <class Operation, class... T> inline auto rounded_to(int mode, Operation operation, T... x) {
+    const int before = fegetround();
+    fesetround(mode);
+    const std::tuple<volatile T...> operands(x...);
+    volatile auto result = std::apply([&](const auto&... each) { return operation(T(each)...); }, operands);
+    fesetround(before);
+    return static_cast<decltype(operation(x...))>(result);
 }
 }  // namespace cuda_cpu
 
@@ -57,7 +70,28 @@ extern "C" inline float __log2f(float x) noexcept { return cuda_cpu::special(log
 extern "C" inline float __powf(float x, float y) noexcept { return cuda_cpu::special(powf(x, y)); }
 extern "C" inline float __sinf(float x) noexcept { return cuda_cpu::special(sinf(x)); }
 extern "C" inline float __cosf(float x) noexcept { return cuda_cpu::special(cosf(x)); }
+extern "C" inline float __log10f(float x) noexcept { return cuda_cpu::special(log10f(x)); }
+extern "C" inline float __exp10f(float x) noexcept { return cuda_cpu::special(exp10f(x)); }
+extern "C" inline float __tanf(float x) noexcept { return cuda_cpu::special(tanf(x)); }
+extern "C" inline void __sincosf(float x, float* sine, float* cosine) noexcept {
+    *sine = __sinf(x);
+    *cosine = __cosf(x);
+}
 inline float rsqrtf(float x) { return cuda_cpu::special(1.0f / sqrtf(x)); }
+inline double rsqrt(double x) { return 1 / sqrt(x); }
+inline float rcbrtf(float x) { return 1 / cbrtf(x); }
+inline double rcbrt(double x) { return 1 / cbrt(x); }
+inline float normcdff(float x) { return 0.5f * erfcf(-0.70710678f * x); }
+inline double normcdf(double x) { return 0.5 * erfc(-0.70710678118654752 * x); }
+inline float sinpif(float x) { return static_cast<float>(sin(M_PI * fmod(x, 2))); }
+inline float cospif(float x) { return static_cast<float>(cos(M_PI * fmod(x, 2))); }
+inline double sinpi(double x) { return sin(M_PI * fmod(x, 2)); }
+inline double cospi(double x) { return cos(M_PI * fmod(x, 2)); }
+inline float norm3df(float x, float y, float z) { return sqrtf(x * x + y * y + z * z); }
+inline float rnorm3df(float x, float y, float z) { return 1 / norm3df(x, y, z); }
+inline float rhypotf(float x, float y) { return 1 / hypotf(x, y); }
+inline float fdividef(float x, float y) { return x / y; }
+inline float __saturatef(float x) { return x > 0 ? fminf(x, 1.0f) : 0.0f; }   // NaN gives 0
 
 inline float __fadd_rn(float x, float y) { return cuda_cpu::rounded(x + y); }
 inline float __fsub_rn(float x, float y) { return cuda_cpu::rounded(x - y); }
@@ -65,18 +99,78 @@ inline float __fmul_rn(float x, float y) { return cuda_cpu::rounded(x * y); }
 inline float __fdiv_rn(float x, float y) { return cuda_cpu::rounded(x / y); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __frsqrt_rn(float x) { return static_cast<float>(1 / sqrt(static_cast<double>(x))); }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+inline double __dadd_rn(double x, double y) { return cuda_cpu::rounded(x + y); }
+inline double __dsub_rn(double x, double y) { return cuda_cpu::rounded(x - y); }
+inline double __dmul_rn(double x, double y) { return cuda_cpu::rounded(x * y); }
+inline double __ddiv_rn(double x, double y) { return x / y; }
+inline double __drcp_rn(double x) { return 1 / x; }
+inline double __dsqrt_rn(double x) { return sqrt(x); }
+inline double __fma_rn(double x, double y, double z) { return fma(x, y, z); }
 
-// Conversions to integers: _rn rounds to nearest even, _rz towards zero.
-inline int __float2int_rn(float x) { return cuda_cpu::to_int(nearbyintf(x)); }
-inline int __float2int_rz(float x) { return cuda_cpu::to_int(truncf(x)); }
-inline float __int2float_rn(int x) { return static_cast<float>(x); }
+// Suffixes of functions: _rn rounds to nearest even, _rz towards zero, _ru up, _rd down.
+#define CUDA_CPU_ROUNDED(T, name, mode, result, ...)                                                             \
+    template <class... X> inline T name(X... x) {                                                                \
+        return cuda_cpu::rounded_to(mode, [](__VA_ARGS__) { return result; }, static_cast<T>(x)...);             \
+    }
+#define CUDA_CPU_DIRECTED(T, name, result, ...)                                                                  \
+    CUDA_CPU_ROUNDED(T, name##_rz, FE_TOWARDZERO, result, __VA_ARGS__)                                           \
+    CUDA_CPU_ROUNDED(T, name##_ru, FE_UPWARD, result, __VA_ARGS__)                                               \
+    CUDA_CPU_ROUNDED(T, name##_rd, FE_DOWNWARD, result, __VA_ARGS__)
+#define CUDA_CPU_ARITHMETIC(T, letter, fma_name, fused, root)                                                    \
+    CUDA_CPU_DIRECTED(T, __##letter##add, x + y, T x, T y)                                                       \
+    CUDA_CPU_DIRECTED(T, __##letter##sub, x - y, T x, T y)                                                       \
+    CUDA_CPU_DIRECTED(T, __##letter##mul, x * y, T x, T y)                                                       \
+    CUDA_CPU_DIRECTED(T, __##letter##div, x / y, T x, T y)                                                       \
+    CUDA_CPU_DIRECTED(T, __##letter##rcp, 1 / x, T x)                                                            \
+    CUDA_CPU_DIRECTED(T, __##letter##sqrt, root(x), T x)                                                         \
+    CUDA_CPU_DIRECTED(T, fma_name, fused(x, y, z), T x, T y, T z)
+CUDA_CPU_ARITHMETIC(float, f, __fmaf, fmaf, sqrtf)
+CUDA_CPU_ARITHMETIC(double, d, __fma, fma, sqrt)
+#undef CUDA_CPU_ARITHMETIC
+
+// Conversions of floats to integers, clamped to their range, and of integers and doubles to floats.
+#define CUDA_CPU_TO_INTEGER(from, From, to, To)                                                                  \
+    inline To __##from##2##to##_rn(From x) { return cuda_cpu::to_integer<To>(nearbyint(x)); }                    \
+    inline To __##from##2##to##_rz(From x) { return cuda_cpu::to_integer<To>(trunc(x)); }                        \
+    inline To __##from##2##to##_ru(From x) { return cuda_cpu::to_integer<To>(ceil(x)); }                         \
+    inline To __##from##2##to##_rd(From x) { return cuda_cpu::to_integer<To>(floor(x)); }
+#define CUDA_CPU_TO_FLOAT(from, From, to, To)                                                                    \
+    inline To __##from##2##to##_rn(From x) { return static_cast<To>(x); }                                        \
+    inline To __##from##2##to##_rz(From y) {                                                                     \
+        return cuda_cpu::rounded_to(FE_TOWARDZERO, [](From x) { return static_cast<To>(x); }, y);                \
+    }                                                                                                            \
+    inline To __##from##2##to##_ru(From y) {                                                                     \
+        return cuda_cpu::rounded_to(FE_UPWARD, [](From x) { return static_cast<To>(x); }, y);                    \
+    }                                                                                                            \
+    inline To __##from##2##to##_rd(From y) {                                                                     \
+        return cuda_cpu::rounded_to(FE_DOWNWARD, [](From x) { return static_cast<To>(x); }, y);                  \
+    }
+#define CUDA_CPU_CONVERSIONS(name, Integer)                                                                      \
+    CUDA_CPU_TO_INTEGER(float, float, name, Integer)                                                             \
+    CUDA_CPU_TO_INTEGER(double, double, name, Integer)                                                           \
+    CUDA_CPU_TO_FLOAT(name, Integer, float, float)                                                               \
+    CUDA_CPU_TO_FLOAT(name, Integer, double, double)
+CUDA_CPU_CONVERSIONS(int, int)
+CUDA_CPU_CONVERSIONS(uint, unsigned)
+CUDA_CPU_CONVERSIONS(ll, long long)
+CUDA_CPU_CONVERSIONS(ull, unsigned long long)
+CUDA_CPU_TO_FLOAT(double, double, float, float)
+#undef CUDA_CPU_CONVERSIONS
 
 inline int __float_as_int(float x) { return cuda_cpu::bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return cuda_cpu::bits<unsigned>(x); }
 inline float __int_as_float(int x) { return cuda_cpu::bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return cuda_cpu::bits<float>(x); }
+inline long long __double_as_longlong(double x) { return cuda_cpu::bits<long long>(x); }
+inline double __longlong_as_double(long long x) { return cuda_cpu::bits<double>(x); }
+inline int __double2hiint(double x) { return static_cast<int>(__double_as_longlong(x) >> 32); }
+inline int __double2loint(double x) { return static_cast<int>(__double_as_longlong(x)); }
+inline double __hiloint2double(int high, int low) {
+    return __longlong_as_double(static_cast<long long>(high) << 32 | static_cast<unsigned>(low));
+}
 
 // Unless NaNs are disabled, g++ calls the library for fmaxf and fminf, which prevents vectorisation. These functions
 // return the same results without a call. (gnu_inline: the definitions are only for inlining, not for linking.)
@@ -102,20 +196,117 @@ constexpr std::enable_if_t<std::is_arithmetic_v<X> && std::is_arithmetic_v<Y>, T
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+inline unsigned long long __brevll(unsigned long long x) {
+    unsigned long long reversed = 0;
+    for (int bit = 0; bit < 64; bit++) reversed |= (x >> bit & 1) << (63 - bit);
+    return reversed;
+}
+inline unsigned __brev(unsigned x) { return static_cast<unsigned>(__brevll(x) >> 32); }
+// Returns four bytes of the eight of y and x (the lower ones), which the lower 3 bits of each digit of `select` number.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned select) {
+    const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
+    unsigned result = 0;
+    for (unsigned i = 0; i < 4; i++) result |= static_cast<uint8_t>(bytes >> (select >> 4 * i & 7) * 8) << 8 * i;
+    return result;
+}
+// Funnel shifts of high:low. The shift counts modulo 32, or (c) at most 32. l returns the upper word, r the lower one.
+inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift) {
+    return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) << std::min(shift, 32u) >> 32);
+}
+inline unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned shift) {
+    return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> std::min(shift, 32u));
+}
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned s) { return __funnelshift_lc(low, high, s % 32); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned s) { return __funnelshift_rc(low, high, s % 32); }
+
+inline int __mulhi(int x, int y) { return static_cast<int>(static_cast<int64_t>(x) * y >> 32); }
 inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(static_cast<uint64_t>(x) * y >> 32); }
+inline long long __mul64hi(long long x, long long y) { return static_cast<long long>(static_cast<__int128>(x) * y >> 64); }
+inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+    return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
+}
+// Products of the lower 24 bits.
+inline int __mul24(int x, int y) {
+    const auto lower = [](int v) { return static_cast<int>(static_cast<unsigned>(v) << 8) >> 8; };
+    return static_cast<int>(static_cast<int64_t>(lower(x)) * lower(y));
+}
+inline unsigned __umul24(unsigned x, unsigned y) { return (x & 0xffffff) * (y & 0xffffff); }
+// Averages, without overflow: rounded down, and (r) up.
+inline int __hadd(int x, int y) { return static_cast<int>((static_cast<int64_t>(x) + y) >> 1); }
+inline int __rhadd(int x, int y) { return static_cast<int>((static_cast<int64_t>(x) + y + 1) >> 1); }
+inline unsigned __uhadd(unsigned x, unsigned y) { return static_cast<unsigned>((static_cast<uint64_t>(x) + y) >> 1); }
+inline unsigned __urhadd(unsigned x, unsigned y) { return static_cast<unsigned>((static_cast<uint64_t>(x) + y + 1) >> 1); }
+// |x - y| + z
+inline unsigned __usad(unsigned x, unsigned y, unsigned z) { return (x < y ? y - x : x - y) + z; }
+inline unsigned __sad(int x, int y, unsigned z) {
+    return (x < y ? static_cast<unsigned>(y) - static_cast<unsigned>(x)
+                  : static_cast<unsigned>(x) - static_cast<unsigned>(y)) + z;
+}
+
+namespace cuda_cpu {
+// Returns z + the sum of the products of four bytes of x and y, with their sign if T is signed.
+template <class Byte, class T> inline T dot_of_bytes(unsigned x, unsigned y, T z) {
+    for (unsigned i = 0; i < 32; i += 8)
+        z += static_cast<T>(static_cast<Byte>(x >> i)) * static_cast<T>(static_cast<Byte>(y >> i));
+    return z;
+}
+// Applies an operation to each part, of the type Part, of two words.
+template <class Part, class Operation> inline unsigned by_part(unsigned x, unsigned y, Operation operation) {
+    constexpr unsigned bits = 8 * sizeof(Part), mask = (1u << bits) - 1;
+    unsigned result = 0;
+    for (unsigned i = 0; i < 32; i += bits)
+        result |= (static_cast<unsigned>(operation(static_cast<Part>(x >> i), static_cast<Part>(y >> i))) & mask) << i;
+    return result;
+}
+}  // namespace cuda_cpu
+
+inline int __dp4a(int x, int y, int z) {
+    return cuda_cpu::dot_of_bytes<int8_t>(static_cast<unsigned>(x), static_cast<unsigned>(y), z);
+}
+inline unsigned __dp4a(unsigned x, unsigned y, unsigned z) { return cuda_cpu::dot_of_bytes<uint8_t>(x, y, z); }
+
+// Operations on the four bytes or the two halves of a word; s: signed, u: unsigned.
+#define CUDA_CPU_BY_PART(name, sign, operation)                                                                  \
+    inline unsigned __v##name##4(unsigned x, unsigned y) {                                                       \
+        return cuda_cpu::by_part<sign##int8_t>(x, y, [](int a, int b) { return operation; });                    \
+    }                                                                                                            \
+    inline unsigned __v##name##2(unsigned x, unsigned y) {                                                       \
+        return cuda_cpu::by_part<sign##int16_t>(x, y, [](int a, int b) { return operation; });                   \
+    }
+CUDA_CPU_BY_PART(add, u, a + b)
+CUDA_CPU_BY_PART(sub, u, a - b)
+CUDA_CPU_BY_PART(absdiffu, u, abs(a - b))
+CUDA_CPU_BY_PART(absdiffs, , abs(a - b))
+CUDA_CPU_BY_PART(avgu, u, (a + b + 1) / 2)
+CUDA_CPU_BY_PART(maxu, u, std::max(a, b))
+CUDA_CPU_BY_PART(maxs, , std::max(a, b))
+CUDA_CPU_BY_PART(minu, u, std::min(a, b))
+CUDA_CPU_BY_PART(mins, , std::min(a, b))
+CUDA_CPU_BY_PART(cmpeq, u, a == b ? -1 : 0)
+#undef CUDA_CPU_BY_PART
 
 // Loads and stores with a cache hint, which has no effect here.
+#define CUDA_CPU_HINTS(load, store)                                                                              \
+    template <class T> inline T __ld##load(const T* address) { return *address; }                                \
+    template <class T> inline void __st##store(T* address, T value) { *address = value; }
+CUDA_CPU_HINTS(ca, wb)
+CUDA_CPU_HINTS(cg, cg)
+CUDA_CPU_HINTS(cs, cs)
+CUDA_CPU_HINTS(cv, wt)
+#undef CUDA_CPU_HINTS
 template <class T> inline T __ldg(const T* address) { return *address; }
-template <class T> inline T __ldcs(const T* address) { return *address; }
-template <class T> inline T __ldcg(const T* address) { return *address; }
-template <class T> inline void __stcs(T* address, T value) { *address = value; }
+template <class T> inline T __ldlu(const T* address) { return *address; }
 
 inline void __threadfence() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     cuda_cpu::watch::fence();
 }
+inline void __threadfence_system() { __threadfence(); }
 inline void __threadfence_block() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 // Returns the ticks of a 2 GHz clock.

@@ -12,15 +12,32 @@ and __FILE__ refer to mine.cu.
     kernel<<<grid, block, shared, stream>>>(x, n);    becomes a call of cuda_cpu::launch (dev/cpu/launch.h)
     extern __shared__ float tile[];                   becomes a pointer to dynamic_shared_memory
     __noinline__                                      becomes g++'s attribute (a macro would break g++'s headers)
+    cudaLaunchKernel((const void*)kernel, ...)        loses the cast, so that the parameters' types are known
+    #include <cub/cub.cuh>                            becomes #error, as do others that dev/cpu does not emulate
 
-For features that dev/cpu does not emulate, such as textures or Thrust, the compiler reports an error with file and
-line. #if is left to the preprocessor: launches in all its branches are translated. If several branches define a
+#if is left to the preprocessor: launches in all its branches are translated. If several branches define a
 template kernel with the same signature, its launcher is inserted after the first.
 """
 import argparse
 import os
 import re
 import sys
+
+# ---- what dev/cpu does not emulate; code that #if excludes may use it
+
+NOT_EMULATED = "{}: {} not emulated; dev/cpu/README.md lists the limits"
+# included files
+HEADERS = {r"mma\.h": "wmma is", r"cooperative_groups(\.h|/.*)": "cooperative groups are",
+           r"(cub|thrust|cuda|nv|cutlass|cute)/.*": "CUB, Thrust, libcu++ and CUTLASS are",
+           r"(cublas(_v2|_api|Xt)?|curand\w*|cufft\w*|cusparse\w*|cusolver\w*|cudnn\w*|npp\w*|nvrtc|nvjpeg|nvml)\.h":
+               "this library is",
+           r"cuda_(pipeline|awbarrier)\w*\.h": "pipelines and their barriers are",
+           r"(cuda_texture|texture|surface)_\w*\.h": "textures and surfaces are",
+           r"cuda_\w+_interop\.h": "graphics libraries are"}
+# names
+NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces are", "cudaArray_t": "CUDA arrays are",
+         "cudaLaunchCooperativeKernel": "grid barriers are", "__cluster_dims__": "clusters are",
+         "__activemask": "the set of active lanes is", "asm": "inline PTX is"}
 
 # ---- tokens
 
@@ -275,15 +292,18 @@ class File:
         self.bodies = [line for line in directives.values() if line.text(1) == "define"]
         for line in directives.values():
             if line.text(1) == "include" and len(line) > 2:
-                self.include(Tokens(line[2:]), open_include)
+                self.include(line[1], Tokens(line[2:]), open_include)
         self.find_functions()
 
-    def include(self, rest, open_include):
+    def include(self, directive, rest, open_include):
         quoted = rest[0].kind == "string"
         spelled = rest[0].text[1:-1] if quoted else self.source[rest[0].end:rest[-1].at].strip()
         place = open_include(spelled, quoted)
+        feature = next((words for header, words in HEADERS.items() if re.fullmatch(header, spelled)), None)
         if place is not None:
             self.includes.append((rest[0].at, rest[-1].end, place))
+        elif feature:
+            self.edit(directive.at, rest[-1].end, "error " + NOT_EMULATED.format(spelled, feature))
 
     def find_functions(self):
         """Finds the kernels, and the names of all other functions."""
@@ -334,6 +354,8 @@ class File:
                     self.rewrite_shared(tokens, i, is_file)
                 elif token.text == "__noinline__" and tokens.text(i - 1) != "(":
                     self.edit(token.at, token.end, "__attribute__((noinline))")
+                elif token.text == "cudaLaunchKernel" and tokens.text(i + 1) == "(":
+                    self.remove_cast(tokens, i + 2)
         pieces, at = [], 0
         for begin, end, text in sorted(self.edits, key=lambda e: (e[0], e[1])):
             pieces += [self.source[at:begin], text, "\n" * (self.source.count("\n", begin, end) - text.count("\n"))]
@@ -356,6 +378,13 @@ class File:
             self.edit(tokens[first].at, tokens[first].at, "::cuda_cpu::launch(")
             self.edit(open_, tokens[i + 2].end, ", ::cuda_cpu::Configuration(")
             self.edit(tokens[close].at, end, "))")
+
+    def remove_cast(self, tokens, i):
+        """Removes a cast to void* at i: (const void*) or reinterpret_cast<const void*>, whose operand keeps its ()."""
+        end = tokens.match(i) if tokens.text(i) == "(" else tokens.match_angle(i + 1)
+        inside = [token.text for token in tokens[i:end]] if end is not None else []
+        if "void" in inside and inside[-1] == "*":
+            self.edit(tokens[i].at, tokens[end].end, "")
 
     def rewrite_shared(self, tokens, i, is_file):
         """Translates extern __shared__ T name[]. (Other __shared__ variables become thread_local by the macro.)"""
@@ -457,10 +486,10 @@ def start_of_callee(tokens, i):
 
 # ---- programs of several files
 
-# asm, the keyword of inline PTX, becomes an undeclared name that explains the compiler's error. Code that #if excludes
-# causes no error.
-PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n"
-            "#define asm dev_cpu_has_no_inline_PTX\n")
+# The names become errors.
+PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n" + "".join(
+    f'#define {name} _Pragma("GCC error \\"{NOT_EMULATED.format(name, feature)}\\"")\n'
+    for name, feature in NAMES.items()))
 
 
 def needing_launchers(files):
@@ -490,7 +519,8 @@ class Program:
         if path in self.files:
             return
         self.files[path] = None
-        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        # Editors on Windows begin a file with a byte order mark, which g++ accepts at the begin of a file only.
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             text = file.read()
 
         def open_include(spelled, quoted):

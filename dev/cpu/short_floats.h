@@ -118,11 +118,42 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     CUDA_CPU_SHORT_OPERATOR(T, -, __hsub, __hsub2)                                                                    \
     CUDA_CPU_SHORT_OPERATOR(T, *, __hmul, __hmul2)                                                                    \
     CUDA_CPU_SHORT_OPERATOR(T, /, __hdiv, __h2div)                                                                    \
-    inline bool __hlt(T x, T y) { return static_cast<float>(x) < static_cast<float>(y); }                             \
-    inline bool __hgt(T x, T y) { return static_cast<float>(x) > static_cast<float>(y); }                             \
+    CUDA_CPU_SHORT_COMPARISON(T, eq, ==)                                                                              \
+    CUDA_CPU_SHORT_COMPARISON(T, ne, !=)                                                                              \
+    CUDA_CPU_SHORT_COMPARISON(T, lt, <)                                                                               \
+    CUDA_CPU_SHORT_COMPARISON(T, le, <=)                                                                              \
+    CUDA_CPU_SHORT_COMPARISON(T, gt, >)                                                                               \
+    CUDA_CPU_SHORT_COMPARISON(T, ge, >=)                                                                              \
     inline T __hmax(T x, T y) { return fmaxf(x, y); }                                                                 \
     inline T __hmin(T x, T y) { return fminf(x, y); }                                                                 \
-    inline T __hneg(T x) { return -static_cast<float>(x); }                                                           \
+    inline T##2 __hmax2(T##2 v, T##2 w) { return {__hmax(v.x, w.x), __hmax(v.y, w.y)}; }                              \
+    inline T##2 __hmin2(T##2 v, T##2 w) { return {__hmin(v.x, w.x), __hmin(v.y, w.y)}; }                              \
+    inline bool __hisnan(T x) { return x != x; }                                                                      \
+    inline int __hisinf(T x) { return isinf(static_cast<float>(x)) ? (x > 0 ? 1 : -1) : 0; }                          \
+    CUDA_CPU_SHORT_FUNCTION(T, __hneg, __hneg2, -x)                                                                   \
+    CUDA_CPU_SHORT_FUNCTION(T, __habs, __habs2, fabsf(x))                                                             \
+    CUDA_CPU_SHORT_FUNCTION(T, hceil, h2ceil, ceilf(x))                                                               \
+    CUDA_CPU_SHORT_FUNCTION(T, hfloor, h2floor, floorf(x))                                                            \
+    CUDA_CPU_SHORT_FUNCTION(T, hrint, h2rint, nearbyintf(x))                                                          \
+    CUDA_CPU_SHORT_FUNCTION(T, htrunc, h2trunc, truncf(x))                                                            \
+    CUDA_CPU_SHORT_FUNCTION(T, hcos, h2cos, cosf(x))                                                                  \
+    CUDA_CPU_SHORT_FUNCTION(T, hsin, h2sin, sinf(x))                                                                  \
+    CUDA_CPU_SHORT_FUNCTION(T, htanh, h2tanh, tanhf(x))                                                               \
+    CUDA_CPU_SHORT_FUNCTION(T, hexp, h2exp, expf(x))                                                                  \
+    CUDA_CPU_SHORT_FUNCTION(T, hexp2, h2exp2, exp2f(x))                                                               \
+    CUDA_CPU_SHORT_FUNCTION(T, hexp10, h2exp10, exp10f(x))                                                            \
+    CUDA_CPU_SHORT_FUNCTION(T, hlog, h2log, logf(x))                                                                  \
+    CUDA_CPU_SHORT_FUNCTION(T, hlog2, h2log2, log2f(x))                                                               \
+    CUDA_CPU_SHORT_FUNCTION(T, hlog10, h2log10, log10f(x))                                                            \
+    CUDA_CPU_SHORT_FUNCTION(T, hsqrt, h2sqrt, sqrtf(x))                                                               \
+    CUDA_CPU_SHORT_FUNCTION(T, hrsqrt, h2rsqrt, 1 / sqrtf(x))                                                         \
+    CUDA_CPU_SHORT_FUNCTION(T, hrcp, h2rcp, 1 / x)                                                                    \
+    CUDA_CPU_SHORT_INTEGER(T, Name, int, int)                                                                         \
+    CUDA_CPU_SHORT_INTEGER(T, Name, uint, unsigned)                                                                   \
+    CUDA_CPU_SHORT_INTEGER(T, Name, short, short)                                                                     \
+    CUDA_CPU_SHORT_INTEGER(T, Name, ushort, unsigned short)                                                           \
+    CUDA_CPU_SHORT_INTEGER(T, Name, ll, long long)                                                                    \
+    CUDA_CPU_SHORT_INTEGER(T, Name, ull, unsigned long long)                                                          \
     /* The product is exact in double. The sum drops only bits too far below the last bit of T to matter. */          \
     inline T __hfma(T x, T y, T z) {                                                                                  \
         return static_cast<double>(static_cast<float>(x)) * static_cast<float>(y) + static_cast<float>(z);            \
@@ -132,17 +163,48 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     inline T##2 atomicAdd(T##2* address, T##2 value) { return cuda_cpu::atomic_sum(address, value); }                 \
     inline T __float2##Name(float x) { return x; }                                                                    \
     inline T __float2##Name##_rn(float x) { return x; }                                                               \
+    inline T __double2##Name(double x) { return x; }                                                                  \
     inline float __##Name##2float(T x) { return x; }                                                                  \
     inline T __ushort_as_##Name(unsigned short bits) { return T##_raw{bits}; }                                        \
     inline unsigned short __##Name##_as_ushort(T x) { return static_cast<T##_raw>(x).x; }                             \
     inline T##2 __floats2##Name##2_rn(float x, float y) { return {x, y}; }                                            \
     inline T##2 __float2##Name##2_rn(float x) { return {x, x}; }                                                      \
     inline T##2 __halves2##Name##2(T x, T y) { return {x, y}; }                                                       \
+    inline T##2 make_##Name##2(T x, T y) { return {x, y}; }                                                           \
+    inline T##2 __##Name##2##Name##2(T x) { return {x, x}; }                                                          \
+    inline T##2 __low2##Name##2(T##2 v) { return {v.x, v.x}; }                                                        \
+    inline T##2 __high2##Name##2(T##2 v) { return {v.y, v.y}; }                                                       \
+    inline T##2 __lows2##Name##2(T##2 v, T##2 w) { return {v.x, w.x}; }                                               \
+    inline T##2 __highs2##Name##2(T##2 v, T##2 w) { return {v.y, w.y}; }                                              \
+    inline T##2 __lowhigh2highlow(T##2 v) { return {v.y, v.x}; }                                                      \
+    inline T##2 __float22##Name##2_rn(float2 v) { return {v.x, v.y}; }                                                \
     inline float2 __##Name##22float2(T##2 v) { return {v.x, v.y}; }                                                   \
     inline T __low2##Name(T##2 v) { return v.x; }                                                                     \
     inline T __high2##Name(T##2 v) { return v.y; }                                                                    \
     inline float __low2float(T##2 v) { return v.x; }                                                                  \
     inline float __high2float(T##2 v) { return v.y; }
+
+// Comparisons of numbers and of pairs: name2 gives 1 or 0 for each, and bname2 whether both hold.
+#define CUDA_CPU_SHORT_COMPARISON(T, name, operation)                                                                 \
+    inline bool __h##name(T x, T y) { return static_cast<float>(x) operation static_cast<float>(y); }                 \
+    inline T##2 __h##name##2(T##2 v, T##2 w) { return {__h##name(v.x, w.x), __h##name(v.y, w.y)}; }                   \
+    inline bool __hb##name##2(T##2 v, T##2 w) { return __h##name(v.x, w.x) && __h##name(v.y, w.y); }
+
+// A function of a number x, computed in float, and of a pair.
+#define CUDA_CPU_SHORT_FUNCTION(T, name, name2, result)                                                               \
+    inline T name(T number) {                                                                                         \
+        const float x = number;                                                                                       \
+        return result;                                                                                                \
+    }                                                                                                                 \
+    inline T##2 name2(T##2 v) { return {name(v.x), name(v.y)}; }
+
+// Conversions to an integer type (nearest, to zero, up, down), clamped to its range, and from it.
+#define CUDA_CPU_SHORT_INTEGER(T, Name, name, Integer)                                                                \
+    inline Integer __##Name##2##name##_rn(T x) { return cuda_cpu::to_integer<Integer>(nearbyintf(x)); }               \
+    inline Integer __##Name##2##name##_rz(T x) { return cuda_cpu::to_integer<Integer>(truncf(x)); }                   \
+    inline Integer __##Name##2##name##_ru(T x) { return cuda_cpu::to_integer<Integer>(ceilf(x)); }                    \
+    inline Integer __##Name##2##name##_rd(T x) { return cuda_cpu::to_integer<Integer>(floorf(x)); }                   \
+    inline T __##name##2##Name##_rn(Integer x) { return static_cast<double>(x); }
 
 // Arithmetic operators with a result of type T, as on a GPU. Without them, x + y would be a float.
 #define CUDA_CPU_SHORT_OPERATOR(T, operation, name, name2)                                                            \

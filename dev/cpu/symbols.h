@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-extern "C" char __executable_start;  // defined by the linker: the address at which the program was loaded
+extern "C" char __executable_start, _end;  // defined by the linker: where the program was loaded, and its end
 
 namespace cuda_cpu {
 class Symbols {

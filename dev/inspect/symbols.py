@@ -135,8 +135,8 @@ class Sources:
     def lines(self, file):
         if file not in self.files:
             try:
-                with open(os.path.join(self.root, file), encoding="utf-8", errors="replace") as text:
-                    self.files[file] = text.read().splitlines()
+                with open(os.path.join(self.root, file), encoding="utf-8-sig", errors="replace") as text:
+                    self.files[file] = text.read().split("\n")      # a form feed ends no line
             except OSError:
                 self.files[file] = []
         return self.files[file]
