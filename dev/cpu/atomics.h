@@ -64,7 +64,7 @@ inline unsigned atomicInc(unsigned* address, unsigned bound) {
 }
 // Decrements *address; from 0, or above the bound, it wraps to the bound. Returns the old value.
 inline unsigned atomicDec(unsigned* address, unsigned bound) {
-    return cuda_cpu::atomic_update(address, [=](unsigned seen) { return seen == 0 || seen > bound ? bound : seen - 1; });
+    return cuda_cpu::atomic_update(address, [=](unsigned seen) { return seen - 1 < bound ? seen - 1 : bound; });
 }
 
 // Atomics of the block, and of the system, are those of the GPU here.

@@ -206,9 +206,10 @@ public:
         }
     }
 
-    // Lets other threads run; the current thread stays ready.
+    // Lets other threads run, also one that has not started; the current thread stays ready.
     void yield() {
         make_ready(current_);
+        yields_ = true;
         wait();
     }
 
@@ -249,7 +250,7 @@ private:
         // others as barriers allow. A uniform choice would keep the warps close together.
         if (launch_->seed % 2 == 1 && ready_count_ > 0 && random_.below(8) != 0)
             return ready_[(ready_first_ + --ready_count_) % max_threads];
-        bool begin = ready_count_ == 0;
+        bool begin = ready_count_ == 0 || (std::exchange(yields_, false) && fresh > 0);
         if (launch_->seed != 0 && ready_count_ + fresh > 0) {
             const unsigned draw = random_.below(ready_count_ + fresh);
             begin = draw >= ready_count_;
@@ -424,6 +425,7 @@ private:
     unsigned current_ = 0, started_ = 0, alive_ = 0;
 
     unsigned waiting_at_barrier_ = 0, parked_ = 0;
+    bool yields_ = false;
     unsigned votes_ = 0, counted_ = 0;  // of a barrier that counts: so far, and of the last one
 
     uint16_t ready_[max_threads] = {};  // ring buffer of ready threads, first in, first out

@@ -308,7 +308,8 @@ inline cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, di
 // A pointer without the parameters' types is not enough here. rewrite.py removes a cast from the call's first argument.
 cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) = delete;
 
-template <class Kernel> inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value) {
+template <class Kernel>
+inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value) {
     using namespace cuda_cpu;
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;   // a hint
     const void* const address = reinterpret_cast<const void*>(kernel);

@@ -226,7 +226,9 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned s) { retur
 
 inline int __mulhi(int x, int y) { return static_cast<int>(static_cast<int64_t>(x) * y >> 32); }
 inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(static_cast<uint64_t>(x) * y >> 32); }
-inline long long __mul64hi(long long x, long long y) { return static_cast<long long>(static_cast<__int128>(x) * y >> 64); }
+inline long long __mul64hi(long long x, long long y) {
+    return static_cast<long long>(static_cast<__int128>(x) * y >> 64);
+}
 inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
     return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
 }
@@ -237,10 +239,10 @@ inline int __mul24(int x, int y) {
 }
 inline unsigned __umul24(unsigned x, unsigned y) { return (x & 0xffffff) * (y & 0xffffff); }
 // Averages, without overflow: rounded down, and (r) up.
-inline int __hadd(int x, int y) { return static_cast<int>((static_cast<int64_t>(x) + y) >> 1); }
-inline int __rhadd(int x, int y) { return static_cast<int>((static_cast<int64_t>(x) + y + 1) >> 1); }
-inline unsigned __uhadd(unsigned x, unsigned y) { return static_cast<unsigned>((static_cast<uint64_t>(x) + y) >> 1); }
-inline unsigned __urhadd(unsigned x, unsigned y) { return static_cast<unsigned>((static_cast<uint64_t>(x) + y + 1) >> 1); }
+inline int __hadd(int x, int y) { return static_cast<int>((int64_t{x} + y) >> 1); }
+inline int __rhadd(int x, int y) { return static_cast<int>((int64_t{x} + y + 1) >> 1); }
+inline unsigned __uhadd(unsigned x, unsigned y) { return static_cast<unsigned>((uint64_t{x} + y) >> 1); }
+inline unsigned __urhadd(unsigned x, unsigned y) { return static_cast<unsigned>((uint64_t{x} + y + 1) >> 1); }
 // |x - y| + z
 inline unsigned __usad(unsigned x, unsigned y, unsigned z) { return (x < y ? y - x : x - y) + z; }
 inline unsigned __sad(int x, int y, unsigned z) {

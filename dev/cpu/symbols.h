@@ -135,14 +135,15 @@ private:
     static bool is_internal(const std::string& name) {
         if (name.rfind("_Z", 0) != 0) return name.rfind("__", 0) == 0 || name.find('@') != std::string::npos;
         const size_t scope = std::min(name.find_first_not_of("ZNKL", 2), name.size());
-        return name.compare(scope, 9, "8cuda_cpu") == 0 || strchr("STG", name[scope]) != nullptr;   // S: std, T: vtables
+        // S: namespace std; T and G: what the compiler generates, such as tables of virtual functions
+        return name.compare(scope, 9, "8cuda_cpu") == 0 || strchr("STG", name[scope]) != nullptr;
     }
 
     // Adds a variable. Constants of a function are in its code or in registers on a GPU, so they do not count.
     void add_variable(const Elf64_Sym& symbol, const std::string& name, bool is_writable) {
         const bool is_in_code = !is_writable && name.rfind("_ZZ", 0) == 0;
-        variables_.push_back({is_in_code || is_internal(name) ? "" : name,
-                              reinterpret_cast<const void*>(loaded_at_ + symbol.st_value), symbol.st_size, is_writable});
+        const void* const place = reinterpret_cast<const void*>(loaded_at_ + symbol.st_value);
+        variables_.push_back({is_in_code || is_internal(name) ? "" : name, place, symbol.st_size, is_writable});
     }
 
     // Adds a function or an array. The mangled name of a variable in a function begins with "_ZZ". Variables of the

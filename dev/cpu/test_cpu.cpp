@@ -207,6 +207,44 @@ TEST("warps") {
           }));
 }
 
+// Returns whether reductions and matches of the lanes below 20, and barriers that count, are right.
+static bool collectives_are_right() {
+    Array<int> out(64);
+    run({1, 64}, [out = out.data] {
+        const unsigned t = threadIdx.x, lane = t % 32, mask = 0xfffff;
+        bool right = __syncthreads_count(t < 40) == 40 && __syncthreads_count(t == 63) == 1 &&
+                     __syncthreads_or(t == 5) && !__syncthreads_or(t > 64) && __syncthreads_and(t < 64) &&
+                     !__syncthreads_and(t < 63);
+        if (WARP_SIZE == 32 && lane < 20) {
+            int all_same = 0, differ = 0;
+            right = right && __reduce_add_sync(mask, lane) == 190 && __reduce_add_sync(mask, -int(lane)) == -190 &&
+                    __reduce_min_sync(mask, int(lane) - 5) == -5 && __reduce_max_sync(mask, int(lane) - 30) == -11 &&
+                    __reduce_min_sync(mask, lane - 1) == 0 && __reduce_max_sync(mask, lane - 1) == 0xffffffff &&
+                    __reduce_and_sync(mask, lane | 64) == 64 && __reduce_or_sync(mask, lane) == 31 &&
+                    __reduce_xor_sync(mask, 1u << lane) == mask &&
+                    __match_any_sync(mask, double(lane % 5)) == 0x8421u << lane % 5 &&
+                    __match_all_sync(mask, 7, &all_same) == mask && all_same &&
+                    __match_all_sync(mask, lane / 19, &differ) == 0 && !differ;
+        }
+        out[t] = right;
+    });
+    return out.all_are(1);
+}
+// A thread waits in a loop for another one of its block.
+static bool a_waiting_thread_lets_others_run() {
+    Array<int> flag(1);
+    run({1, 64}, [flag = flag.data] {
+        if (threadIdx.x == 63) atomicExch(flag, 1);
+        else
+            while (atomicAdd(flag, 0) == 0) __nanosleep(100);
+    });
+    return flag[0] == 1;
+}
+TEST("collectives") {
+    expect("reductions, matches, and barriers that count, are right in each order", in_every_order(collectives_are_right));
+    expect("__nanosleep lets other threads run", in_every_order(a_waiting_thread_lets_others_run));
+}
+
 // ==== errors that end the program, and workers ==========================================================
 
 // Runs a kernel with the named error.
@@ -295,14 +333,114 @@ static bool shared_memory_ends_at(size_t most) {
 }
 
 __constant__ float device_table[4];
+namespace {
+template <class T> __device__ volatile T device_sums[3] = {5, 6, 7};
+}
+// Copies to symbols, from a kernel's results, and back.
 static bool symbols_are_copied() {
     const float table[] = {1, 2, 3, 4};
-    Array<float> out(4);
-    const bool copied = cudaMemcpyToSymbol(device_table, table, sizeof(table)) == cudaSuccess &&
-                        cudaMemcpyToSymbol(device_table, table, 4, 12) == cudaSuccess &&
-                        cudaMemcpyToSymbol(device_table, table, 8, 12) == cudaErrorInvalidValue;
-    run({1, 4}, [out = out.data] { out[threadIdx.x] = device_table[threadIdx.x]; });
-    return copied && out.values() == std::vector<float>({1, 2, 3, 1});
+    float in_stack[4], found[4], one = 0;
+    int sums[2];
+    Array<float> out(4), source(1);
+    source[0] = 9;
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    bool right = cudaMemcpyToSymbol(device_table, table, sizeof(table)) == cudaSuccess &&
+                 cudaMemcpyToSymbol(device_table, table, 4, 12) == cudaSuccess &&
+                 cudaMemcpyToSymbol(device_table, table, 8, 12) == cudaErrorInvalidValue &&
+                 cudaMemcpyToSymbol(device_table, table, 4, 20) == cudaErrorInvalidValue &&
+                 cudaMemcpyToSymbol(device_table, table, 4, 0, cudaMemcpyDeviceToHost) ==
+                     cudaErrorInvalidMemcpyDirection &&
+                 cudaMemcpyToSymbol(in_stack, table, 4) == cudaErrorInvalidSymbol &&
+                 cudaMemcpyToSymbolAsync(device_table, source.data, 4, 8, cudaMemcpyDeviceToDevice, stream) ==
+                     cudaSuccess && cudaStreamSynchronize(stream) == cudaSuccess;
+    run({1, 4}, [out = out.data] {
+        out[threadIdx.x] = device_table[threadIdx.x];
+        if (threadIdx.x == 0) device_sums<int>[2] = 8;
+    });
+    right = right && cudaDeviceSynchronize() == cudaSuccess && out.values() == std::vector<float>({1, 2, 9, 1}) &&
+            cudaMemcpyFromSymbol(sums, device_sums<int>, 8, 4) == cudaSuccess && sums[0] == 6 && sums[1] == 8 &&
+            cudaMemcpyFromSymbol(sums, device_sums<int>, 8, 8) == cudaErrorInvalidValue &&
+            cudaMemcpyFromSymbol(sums, device_sums<int>, 4, 0, cudaMemcpyHostToDevice) ==
+                cudaErrorInvalidMemcpyDirection &&
+            cudaMemcpyFromSymbol(out.data, device_table, 4, 8, cudaMemcpyDeviceToDevice) == cudaSuccess &&
+            cudaMemcpyFromSymbolAsync(found, device_table, 16, 0, cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
+            cudaStreamSynchronize(stream) == cudaSuccess && found[2] == 9 && cudaStreamDestroy(stream) == cudaSuccess;
+    // The address of a symbol is device memory.
+    float* address = nullptr;
+    size_t bytes = 0;
+    right = right && cudaGetSymbolAddress(&address, device_table) == cudaSuccess && address == device_table &&
+            cudaGetSymbolSize(&bytes, device_table) == cudaSuccess && bytes == 16 &&
+            cudaMemcpy(&one, address + 2, 4, cudaMemcpyDeviceToHost) == cudaSuccess && one == 9 &&
+            cudaMemset(address, 0, 16) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess && address[2] == 0 &&
+            cudaGetSymbolAddress(&address, in_stack) == cudaErrorInvalidSymbol;
+    cudaGetLastError();
+    return right && (cuda_cpu::card() == nullptr ||
+                     cudaMemcpy(found, address, 20, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue);
+}
+
+// Copies two rows of 3 floats into a matrix, a part of them back, and sets a part.
+static bool rows_are_copied() {
+    float rows[2][3] = {{1, 2, 3}, {4, 5, 6}}, *matrix = nullptr, *host = nullptr;
+    size_t pitch = 0;
+    const auto to_host = cudaMemcpyDeviceToHost, to_device = cudaMemcpyHostToDevice;
+    bool right = cudaMallocPitch(&matrix, &pitch, 12, 2) == cudaSuccess && pitch % 256 == 0 && pitch >= 12 &&
+                 cudaHostAlloc(&host, 1024, cudaHostAllocMapped) == cudaSuccess &&
+                 cudaMemcpy2D(matrix, pitch, rows, 12, 12, 2, to_device) == cudaSuccess &&
+                 cudaMemset2D(matrix, pitch, 0, 4, 2) == cudaSuccess &&
+                 cudaMemcpy2DAsync(host, 16, matrix, pitch, 12, 2, to_host) == cudaSuccess &&
+                 cudaMemcpy2D(rows, 12, matrix + 2, pitch, 4, 2, to_host) == cudaSuccess;
+    right = right && host[0] == 0 && host[1] == 2 && host[2] == 3 && host[4] == 0 && host[6] == 6 && rows[0][0] == 3 &&
+            rows[1][0] == 6 && rows[0][1] == 2;
+    float* mapped = nullptr;
+    right = right && cudaHostGetDevicePointer(&mapped, host, 0) == cudaSuccess && mapped == host &&
+            cudaHostGetDevicePointer(&mapped, matrix, 0) == cudaErrorInvalidValue &&
+            cudaMemcpy2D(matrix, 8, rows, 12, 12, 2, to_device) == cudaErrorInvalidPitchValue &&
+            cudaMemset2D(matrix, 8, 0, 12, 2) == cudaErrorInvalidValue &&
+            (cuda_cpu::card() == nullptr ||
+             cudaMemcpy2D(matrix, pitch, rows, 12, 12, 200, to_device) == cudaErrorInvalidValue);
+    cudaGetLastError();
+    return right && cudaFree(matrix) == cudaSuccess && cudaFreeHost(host) == cudaSuccess;
+}
+
+__global__ void add_both(int* sum, int x, float y) { atomicAdd(sum, x + static_cast<int>(y)); }
+static bool launches_by_address() {
+    Array<int> sum(1);
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    int x = 3, *address = sum.data;
+    float y = 4;
+    void* arguments[] = {&address, &x, &y};
+    bool right = cudaLaunchKernel(add_both, 2, 3, arguments, 0, stream) == cudaSuccess &&
+                 cudaLaunchKernel(nothing, 1, 1, nullptr) == cudaSuccess &&
+                 cudaLaunchKernel(nothing, 0, 1, nullptr) == cudaErrorInvalidConfiguration;
+    cudaEvent_t event;
+    cudaEventCreateWithFlags(&event, cudaEventBlockingSync);
+    right = right && cudaLaunchHostFunc(stream, [](void* to) { ++*static_cast<int*>(to); }, address) == cudaSuccess &&
+            cudaEventRecord(event, stream) == cudaSuccess;
+    for (cudaError_t state; (state = cudaEventQuery(event)) != cudaSuccess;) right = right && state == cudaErrorNotReady;
+    right = right && cudaStreamQuery(stream) == cudaSuccess && sum[0] == 6 * 7 + 1;
+    cudaGetLastError();
+    return right && cudaEventDestroy(event) == cudaSuccess && cudaStreamDestroy(stream) == cudaSuccess;
+}
+
+// Returns whether occupancy and attributes follow from the limits of an H100.
+static bool occupancy_is_the_gpus() {
+    int blocks = 0, grid = 0, threads = 0, value = 0;
+    const auto resident = [&](int size, size_t bytes) {
+        return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing, size, bytes) == cudaSuccess ? blocks : -1;
+    };
+    return resident(256, 0) == 8 && resident(32, 0) == 32 && resident(33, 0) == 32 && resident(1024, 0) == 2 &&
+           resident(64, 56 << 10) == 4 && resident(64, 256 << 10) == 0 && resident(1025, 0) == -1 &&
+           cudaOccupancyMaxPotentialBlockSize(&grid, &threads, nothing) == cudaSuccess && grid == 264 &&
+           threads == 1024 && cudaOccupancyMaxPotentialBlockSize(&grid, &threads, nothing, 0, 200) == cudaSuccess &&
+           threads == 192 && grid == 132 * 10 &&
+           cudaOccupancyMaxPotentialBlockSizeVariableSMem(&grid, &threads, nothing, [](int t) { return t * 128; }) ==
+               cudaSuccess && threads * grid == 132 * 1536 &&
+           cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess && value == 132 &&
+           cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && value == 9 &&
+           cudaDeviceGetAttribute(&value, cudaDeviceAttr(9999), 0) == cudaErrorInvalidValue &&
+           cudaDeviceGetAttribute(&value, cudaDevAttrWarpSize, 7) == cudaErrorInvalidDevice;
 }
 
 TEST("host") {
@@ -316,7 +454,9 @@ TEST("host") {
     cuda_cpu::launch(nothing, {0, 1})();
     expect("cudaGetLastError returns the error of a rejected <<<>>> launch",
            cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
-    expect("cudaMemcpyToSymbol copies within the variable's bounds", symbols_are_copied());
+    expect("variables are copied within their bounds, and have an address and a size", symbols_are_copied());
+    expect("rows are copied and set, with a pitch; pinned memory has an address on the device", rows_are_copied());
+    expect("cudaLaunchKernel and cudaLaunchHostFunc run; queries return when they have", launches_by_address());
     cudaDeviceProp p;
     expect("cudaGetDeviceProperties describes the processor",
            cudaGetDeviceProperties(&p, 0) == cudaSuccess && p.name[0] != 0 && p.warpSize == WARP_SIZE && p.major == 0 &&
@@ -394,6 +534,33 @@ TEST("numbers") {
     expect("__fmul_rn and __fadd_rn round the product; __fmaf_rn does not",
            __fadd_rn(__fmul_rn(tenth, tenth), -0.01f) == 9.31322574615478515625e-10f &&
                __fmaf_rn(tenth, tenth, -0.01f) == fmaf(tenth, tenth, -0.01f));
+    expect("directed rounding", __fadd_rz(1, 1e-9f) == 1 && __fadd_ru(1, 1e-9f) == nextafterf(1, 2) &&
+               __fadd_rd(1, -1e-9f) == nextafterf(1, 0) && __fsub_rz(-1, 1e-9f) == -1 && __fmul_ru(tenth, tenth) > 0.01f &&
+               __fmul_rd(tenth, tenth) < __fmul_ru(tenth, tenth) && __fdiv_rd(1, 3) < __fdiv_ru(1, 3) &&
+               __fsqrt_rd(2) < __fsqrt_ru(2) && __frcp_rz(3) == __fdiv_rd(1, 3) && __fmaf_rz(1, 1, -1e-9f) < 1 &&
+               __dadd_ru(1, 1e-30) > 1 && __dmul_rz(0.1, 0.1) <= 0.1 * 0.1 && __fma_ru(1, 1, 1e-30) > 1 &&
+               __ddiv_rn(1, 4) == 0.25 && __frsqrt_rn(4) == 0.5f && 1.0f + 1e-9f == 1);
+    expect("conversions round as their suffix says, and are clamped",
+           __float2int_ru(1.25f) == 2 && __float2int_rd(-1.25f) == -2 && __float2uint_rn(-3) == 0 &&
+               __float2uint_rz(5e9f) == 0xffffffff && __double2ll_rz(-2.5) == -2 && __double2int_rn(3.5) == 4 &&
+               __float2ull_rd(1e30f) == ~0ull && __ll2float_rz(0x7fffffffffffffff) < 9.223372e18f &&
+               __uint2float_ru(0xffffffff) == 4294967296.0f && __uint2float_rz(0xffffffff) < 4294967296.0f &&
+               __double2float_ru(0.1) > __double2float_rd(0.1) && __int2double_rn(-7) == -7);
+    expect("words are taken apart and put together",
+           __brev(1) == 0x80000000 && __brevll(2) == 1ull << 62 && __byte_perm(0x03020100, 0x07060504, 0x7250) == 0x07020500
+               && __funnelshift_l(0x80000001, 2, 4) == 0x28 && __funnelshift_r(0x80000001, 2, 4) == 0x28000000 &&
+               __funnelshift_l(5, 7, 33) == 14 && __funnelshift_lc(5, 7, 33) == 5 && __funnelshift_rc(5, 7, 99) == 7 &&
+               __popcll(~0ull) == 64 && __clzll(1) == 63 && __ffsll(8) == 4 && __double2hiint(1) == 0x3ff00000 &&
+               __hiloint2double(0x3ff00000, 0) == 1);
+    expect("integer products, averages, differences and operations on bytes",
+           __mulhi(-2, 0x40000000) == -1 && __umul64hi(1ull << 63, 6) == 3 && __mul64hi(-1, 1) == -1 &&
+               __mul24(0xffffff, 3) == -3 && __umul24(0xff000002, 3) == 6 && __hadd(-3, 0) == -2 && __rhadd(-3, 0) == -1 &&
+               __uhadd(~0u, ~0u) == ~0u && __sad(-2, 3, 4) == 9 && __usad(1, 3, 0) == 2 && __dp4a(0x01ff0102, 0x02030405, 1)
+               == 1 + 10 + 4 - 3 + 2 && __dp4a(0xffu, 0xffu, 1u) == 65026 && __vadd4(0x01ff7f80, 0x01010101) == 0x02008081 &&
+               __vsub2(0x00010000, 0x00020001) == 0xffffffff && __vmaxs4(0x80ff017f, 0) == 0x0000017f &&
+               __vabsdiffu4(0x00ff0102, 0xff000201) == 0xffff0101 && __vcmpeq2(0x00010002, 0x00010003) == 0xffff0000);
+    expect("further functions", __saturatef(2) == 1 && __saturatef(nan) == 0 && normcdff(0) == 0.5f && rsqrt(4.0) == 0.5 &&
+               rcbrtf(8) == 0.5f && sinpif(1) < 1e-6f && cospi(1.0) == -1 && __exp10f(2) == 100 && norm3df(2, 3, 6) == 7);
     expect("floats are converted to integers with both roundings, and clamped",
            __float2int_rn(2.5f) == 2 && __float2int_rz(-2.5f) == -2 && __float2int_rn(3e9f) == 2147483647 &&
                __float2int_rz(nan) == 0);
@@ -492,6 +659,18 @@ TEST("short floats") {
                __half_as_ushort(__ushort_as_half(0x3c01)) == 0x3c01 && __bfloat16_as_ushort(1.0f) == 0x3f80 &&
                __nv_cvt_float_to_fp8(-2, __NV_SATFINITE, __NV_E5M2) == 0xc0 &&
                __nv_cvt_float2_to_fp8x2({1, -2}, __NV_SATFINITE, __NV_E4M3) == 0xc038);
+    const half2 halves = __floats2half2_rn(4, -0.25f), ones = __half2half2(one);
+    const auto is = [](half2 v, float x, float y) { return __low2float(v) == x && __high2float(v) == y; };
+    expect("functions, comparisons and conversions of half precision and bfloat16, and of pairs",
+           is(h2sqrt(__habs2(halves)), 2, 0.5f) && is(h2rcp(halves), 0.25f, -4) && is(h2floor(halves), 4, -1) &&
+               is(h2exp2(halves), 16, 0.8408203125f) && is(h2exp(__hmin2(halves, __hneg2(ones))), 0.367919921875f,
+                                                           0.367919921875f) && is(__hgt2(halves, ones), 1, 0) &&
+               !__hbgt2(halves, ones) && __hble2(halves, halves) && __hne(one, large) && __hisnan(__half(NAN)) &&
+               __hisinf(__half(-INFINITY)) == -1 && is(__lowhigh2highlow(halves), -0.25f, 4) &&
+               is(__highs2half2(halves, ones), -0.25f, 1) && __half2int_rd(halves.y) == -1 && __half2ushort_rn(large) == 65504 &&
+               float(__int2half_rn(1 << 20)) == INFINITY && float(hlog2(__nv_bfloat16(8))) == 3 &&
+               float(hrsqrt(__nv_bfloat16(4))) == 0.5f && __bfloat162int_rn(__nv_bfloat16(2.5f)) == 2 &&
+               __high2float(__float22bfloat162_rn({1, 2})) == 2);
 }
 
 // ==== matrix products ===================================================================================
@@ -1597,6 +1776,10 @@ TEST("cards") {
     expect("an unknown GPU is rejected with a list of those that can be emulated",
            child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
                        "CUDA_CPU_CARD=h900"));
+    expect("symbols and rows are copied on an emulated GPU, and launches by address run", on("h100", [] {
+              return under_seeds(1, 8, [] { return symbols_are_copied() && rows_are_copied() && launches_by_address(); });
+          }));
+    expect("occupancy and attributes are the GPU's", on("h100", occupancy_is_the_gpus));
     expect("a kernel's __shared__ arrays count towards its shared memory", on("h100", static_shared_counts));
     expect("so do those of the functions that it calls", on("h100", static_shared_of_callees_counts));
     expect("device memory is the GPU's minus the context's, in pages of 2 MiB, and NaN at first; more is rejected",
@@ -1640,6 +1823,12 @@ TEST("atomics") {
     const auto won = after_all<int>(-1, [](int* n, unsigned t) { return atomicCAS(n, -1, static_cast<int>(t)); });
     expect("atomicCAS succeeds in exactly one thread",
            std::count(won.second.begin(), won.second.end(), -1) == 1 && won.second[1] == won.first);
+    const auto down = after_all<unsigned>(5, [](unsigned* n, unsigned) { return atomicDec(n, 99); });
+    long long smallest = -3;
+    expect("atomicDec wraps below 0; atomics of 64 bits, of the block and the system",
+           down.first == 49 && down.second.back() == 99 && atomicMin(&smallest, 1ll << 40) == -3 &&
+               atomicMax_system(&smallest, 1ll << 40) == -3 && smallest == 1ll << 40 &&
+               after_all<int>(0, [](int* n, unsigned) { return atomicAdd_block(n, 2); }).first == 512);
     unsigned bits = 0xf0;
     expect("atomicMin, atomicMax, atomicAnd, atomicOr, atomicXor, atomicSub and atomicExch are correct",
            atomicMin(&bits, 0xf1u) == 0xf0 && atomicMax(&bits, 3u) == 0xf0 &&

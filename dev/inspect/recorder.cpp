@@ -125,7 +125,7 @@ public:
         const auto found = variables_.find(begin);
         return found == variables_.end() ? "" : found->second.range.name;
     }
-    // Returns the begin of the allocation or variable that a global address is in or next to, and the offset from there.
+    // Returns the begin of the allocation or variable that a global address is in or next to, and the offset in it.
     std::pair<uintptr_t, int64_t> within_allocation(uint64_t at) const {
         for (const auto& [begin, variable] : variables_)
             if (at + VARIABLE_GUARD - variable.range.at < variable.range.bytes + 2 * VARIABLE_GUARD)
@@ -193,7 +193,7 @@ private:
     uint64_t static_bytes_ = 0;
     std::map<uintptr_t, Range> allocations_;
     uint64_t next_ = 1 << 21;
-    static constexpr uint64_t VARIABLE_GUARD = 1 << 16;   // bytes that dev/inspect/Makefile inserts before each variable
+    static constexpr uint64_t VARIABLE_GUARD = 1 << 16;   // bytes before each variable: dev/inspect/Makefile
     std::map<uintptr_t, Variable> variables_;
     uint64_t next_variable_ = uint64_t{1} << 40;
 };

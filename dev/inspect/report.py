@@ -15,7 +15,7 @@ from page import page
 from results import SUMS, Expectations, Results, read_json, read_recording
 from symbols import Mistake
 from tables import number, plural
-from text import hazards, kernel_text, overview
+from text import hazard_summaries, kernel_text, overview
 
 
 # ---- JSON for other programs
@@ -74,12 +74,12 @@ def excess_sentence(kernel, what, allowed):
 
 
 def findings(results):
-    """Yields a sentence for each race, each uninitialised read, each ratio above its allowance or DEFAULTS, and each
+    """Yields sentences on the races and other hazards, and one for each ratio above its allowance or DEFAULTS, and each
     allowance that is looser than necessary: ALLOWANCES must state how good the kernels are."""
     allowances = {entry[:2]: entry for entry in results.expectations.allowances}
     largest = {}            # allowance -> largest ratio of the kernels that it applies to
+    yield from hazard_summaries(results)
     for kernel in results.kernels:
-        yield from hazards(results, kernel)
         for what, default in DEFAULTS.items():
             ratio, allowed = kernel.ratios[what], default
             if ratio is None:

@@ -6,6 +6,7 @@ from typing import Callable
 from estimate import RANGE
 from tables import number, plural, text_table, times
 
+MAX_PLACES = 8      # lines or pairs of lines named in a sentence about several hazards
 CONTEXT = 2         # lines of source shown around a line with accesses
 ERROR = " to ".join(f"{100 * (factor - 1):+.0f}" for factor in RANGE) + " %"
 
@@ -83,7 +84,7 @@ def totals(results):
 
 def overview(results):
     rows = [[column.text(kernel) for column in COLUMNS] for kernel in results.kernels]
-    sentences = [line for kernel in results.kernels for line in hazards(results, kernel)]
+    sentences = hazard_summaries(results)
     return [*text_table([column.name for column in COLUMNS], rows), LEGEND, *filter(None, [missing(results)]), "",
             *totals(results), *([""] if sentences else []), *sentences]
 
@@ -115,6 +116,44 @@ def hazard_sentence(results, kernel, hazard):
 
 def hazards(results, kernel):
     return [hazard_sentence(results, kernel, hazard) for hazard in kernel.all_hazards]
+
+
+def other_hazards(kernel, kind, first, others):
+    """Returns a sentence that names the lines of further hazards of the same kind and memory."""
+    home = first["accesses"][0]["file"]
+    words = [[str(access["line"]) if access["file"] == home else f"{access['file']}:{access['line']}"
+              for access in sorted(other["accesses"], key=lambda access: access["line"])] for other in others]
+    places = list(dict.fromkeys(" and ".join(dict.fromkeys(pair)) for pair in words))
+    more = f", and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
+    return (f"{kernel.name}: {plural(len(others), f'more {kind}')} of {first['array'] or first['memory'] + ' memory'}: "
+            f"lines {', '.join(places[:MAX_PLACES])}{more}")
+
+
+def hazard_summary(results, kernel):
+    """Returns for each kind of hazard and each array the sentence of the first one, and one about all others: a missing
+    barrier causes a race for each pair of lines around it. The page has them all."""
+    groups = {}
+    for hazard in kernel.all_hazards:
+        kind = "race" if len(hazard["accesses"]) == 2 else "uninitialised read" if hazard in kernel.uninitialised \
+            else "access out of bounds"
+        groups.setdefault((kind, hazard["memory"], hazard["array"]), []).append(hazard)
+    return [sentence for (kind, *_), (first, *others) in groups.items()
+            for sentence in [hazard_sentence(results, kernel, first),
+                             *([other_hazards(kernel, kind, first, others)] if others else [])]]
+
+
+def hazard_summaries(results):
+    """Returns the summaries of all kernels: of instances and launches of a kernel with the same hazards, that of the
+    first."""
+    first = {}          # (name, lines of the hazards) -> [kernel, ...]
+    for kernel in results.kernels:
+        lines = {(access["file"], access["line"]) for hazard in kernel.all_hazards for access in hazard["accesses"]}
+        if lines:
+            first.setdefault((kernel.name.split("<")[0], frozenset(lines)), []).append(kernel)
+    return [sentence for (name, _), kernels in first.items()
+            for sentence in [*hazard_summary(results, kernels[0]),
+                             *([f"{name}: the same in {plural(len(kernels) - 1, 'more row')} of the table"]
+                               if len(kernels) > 1 else [])]]
 
 
 # ---- one kernel
@@ -186,4 +225,4 @@ def kernel_text(results, kernel):
     lines += [f"{column.name + ':':24}{column.text(kernel)}" for column in COLUMNS[1:]]
     lines += [f"{name + ':':24}{value}" for name, value in facts(kernel)]
     return [*lines, "", *by_line(results, kernel), "(ratio: count divided by the minimum; * above 1)",
-            *hazards(results, kernel)]
+            *hazard_summary(results, kernel)]
