@@ -257,6 +257,55 @@ def test_files():
            "a missing file is rejected", missing.stderr)
 
 
+# ---- files that editors on Windows write: a byte order mark, and lines that end with CRLF
+
+MARKED = """
+#include "marked.cuh"
+int main() {
+    int* x; cudaMalloc(&x, 4);
+    twice<<<1,
+            1>>>(x, \\
+                 21);
+    printf("twice %d\\n", *x);
+    printf("line %d\\n", __LINE__);
+}
+"""
+HEADER = """#pragma once
+#include <cstdio>
+template <class T> __global__ void twice(T* x, T y) { extern __shared__ T unused[]; *x = y + y; }
+"""
+
+
+def test_marks():
+    world = World("marks", {})
+    for name, text in (("marked.cu", MARKED), ("marked.cuh", HEADER)):
+        write(f"{world.folder}/{name}", "\ufeff" + text.replace("\n", "\r\n"))
+    expect_equal(world.build_and_run("marked.cu"), {"twice": "42", "line": "9"},
+                 "files with a byte order mark and CRLF are translated, and lines keep their numbers")
+
+
+# ---- launches by address
+
+BY_ADDRESS = """
+    template <class T> __global__ void sum(T* x, T y) { *x += y; }
+    __global__ void sum_of_ints(int* x, int y) { *x += y; }
+    int main()
+    {
+        int* x; cudaMallocManaged(&x, 4); *x = 0; int y = 2; void* arguments[] = {&x, &y};
+        cudaLaunchKernel((const void*)sum_of_ints, dim3(1), dim3(1), arguments, 0, 0);
+        cudaLaunchKernel((void*)sum<int>, 1, 1, arguments);
+        cudaLaunchKernel(reinterpret_cast<const void*>(&sum_of_ints), 1, 1, arguments, 0, nullptr);
+        cudaLaunchKernel(sum<int>, 1, 1, arguments);
+        printf("sum %d\\n", *x);
+    }
+    """
+
+
+def test_by_address():
+    got = World("by_address", {"mine.cu": BY_ADDRESS}).build_and_run("mine.cu")
+    expect_equal(got.get("sum"), "8", "cudaLaunchKernel launches kernels, also through a cast and of a template")
+
+
 # ---- features that are not translated
 
 OTHERS = {"ptx.cu": """
@@ -265,6 +314,7 @@ OTHERS = {"ptx.cu": """
     __global__ void out() { asm("x"); }
     #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     #include <thrust/sort.h>
+    __global__ void out(cudaTextureObject_t texture) { __activemask(); }
     #endif
     __global__ void k(float* x)
     {
@@ -275,6 +325,15 @@ OTHERS = {"ptx.cu": """
     }
     int main() { float* x; cudaMalloc(&x, 4); k<<<1, 1>>>(x); printf("ptx %g\\n", *x); }
     """, "launch.cu": "\nint main() { k<<<1, 2; }\n"}
+# {feature: (its use in line 2, the message)}
+NOT_EMULATED = {
+    "wmma": ("#include <mma.h>", "mma.h: wmma is not emulated"),
+    "cooperative groups": ("#include <cooperative_groups/reduce.h>", "cooperative groups are not emulated"),
+    "libcu++": ('#  include "cuda/std/atomic" // needed', "cuda/std/atomic: CUB, Thrust, libcu++ and CUTLASS are not"),
+    "a library": ("#include <cublas_v2.h>", "cublas_v2.h: this library is not emulated"),
+    "random numbers": ("#include <curand_kernel.h>", "curand_kernel.h: this library is not emulated"),
+    "textures": ("__global__ void k(cudaTextureObject_t t) {}", "cudaTextureObject_t: textures are not emulated"),
+    "active lanes": ("__device__ unsigned f() { return __activemask(); }", "__activemask: the set of active lanes is not")}
 
 
 def test_others():
@@ -282,8 +341,17 @@ def test_others():
     expect(world.build_and_run("ptx.cu").get("ptx") == "3",
            "inline PTX in code that #if excludes, or in an unused macro, is accepted")
     errors = world.compile(*world.rewrite("ptx.cu").stdout.split(), warnings=["-DWITH_PTX"]).stderr
-    expect("dev_cpu_has_no_inline_PTX" in errors and "ptx.cu:11:5:" in errors,
+    expect("ptx.cu:12:" in errors and "error: asm: inline PTX is not emulated; dev/cpu/README.md lists" in errors,
            "other inline PTX is a compiler error with its line", errors)
+    for feature, (line, message) in NOT_EMULATED.items():
+        World("others", {"feature.cu": f"\n{line}\nint main() {{}}\n"})
+        errors = world.compile(*world.rewrite("feature.cu").stdout.split(), warnings=["-Wfatal-errors"]).stderr
+        expect(re.match(r"feature.cu:2:\d+: error: ", errors) and message in errors and errors.count("error:") == 1,
+               f"{feature}: one error, which names it and the line", errors)
+    World("others", {"mma.h": "inline int own() { return 1; }\n", "feature.cu": """
+        #include "mma.h"
+        int main() { printf("own %d\\n", own()); }"""})
+    expect_equal(world.build_and_run("feature.cu"), {"own": "1"}, "a program's own file may have the same name")
     result = world.rewrite("launch.cu")
     expect(result.returncode == 2 and
            result.stderr == "launch.cu:2: <<<: expected a launch, kernel<<<grid, block>>>(arguments)\n",

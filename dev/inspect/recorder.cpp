@@ -165,11 +165,10 @@ private:
             (before.is_users ? last_ : internal_) = before.range;
             return {before.is_users ? Space::GLOBAL : Space::OTHER, before.range.at + offset};
         }
-        if (before.is_guarded && offset - before.range.bytes < VARIABLE_GUARD)
-            return {Space::GUARD, before.range.at + offset};
-        const uintptr_t missing = next.range.begin - p;
-        if (next.is_guarded && missing <= VARIABLE_GUARD) return {Space::GUARD, next.range.at - missing};
-        return {Space::OTHER, 0};
+        const uintptr_t past = before.is_guarded ? offset - before.range.bytes : VARIABLE_GUARD;
+        const uintptr_t missing = next.is_guarded ? next.range.begin - p : VARIABLE_GUARD;
+        if (std::min(past, missing) >= VARIABLE_GUARD) return {Space::OTHER, 0};
+        return {Space::GUARD, past < missing ? before.range.at + offset : next.range.at - missing};
     }
 
     // Caches a page that contains no device memory. Most instrumented accesses are to a thread's stack or to the

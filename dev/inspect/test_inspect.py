@@ -2,7 +2,8 @@
 """Tests `make inspect` from a .cu file to the figures, without a GPU: the requests, sectors, wavefronts and races of
 the kernels in cases/ are known.
 
-    test_inspect.py [PART ...]      runs only these parts: counts, caches, races, ptx, in_flight, command, report, check
+    test_inspect.py [PART ...]      runs only these parts: counts, caches, races, variables, ptx, in_flight, command,
+                                    report, check
 """
 import json
 import os
@@ -281,6 +282,37 @@ def test_races():
         expect(not differ, f"the same races are found with the thread order of seed {seed}", str(differ))
 
 
+# ---- variables
+
+# The lines of kernel `loads` that load 128 consecutive bytes
+ROWS = ("a row", "constant", "managed", "static", "static and never stored to", "in namespaces", "of a template",
+        "by address")
+
+
+def test_variables():
+    case = CASES["variables"]
+    for name, memory, comments in (("updates", "global", [("adds", "adds")]), ("last_block", "global", WRITES_READS)):
+        expect_equal([pairs(case.kernel(f"{name}<{right}>")) for right in ("false", "true")],
+                     [pairs_of(case, name, memory, *comments), set()],
+                     f"{name}: the race is found, and none in the right version with an atomic on a variable")
+    expect_equal({race["array"] for race in case.kernel("updates<false>")["races"]}, {"total"},
+                 "a race names the variable")
+    keys = ("requests", "sectors", "least_sectors")
+    for comment, expected in [*((row, (1, 4, 4)) for row in ROWS), ("a column", (1, 32, 4)), ("structs", (1, 8, 4))]:
+        expect_equal(case.sum("loads", comment, "load", *keys), expected, f"loads of a variable are counted: {comment}")
+    expect_equal([site["sectors"] for site in case.sites("tickets", "draws", "store") if site["by"] == "atomic"], [2],
+                 "an atomic on a static variable of a function is counted")
+    outside = [(each["array"], each["address"], each["accesses"][0]["line"])
+               for each in case.kernel("past_the_end")["out_of_bounds"]]
+    expect_equal(outside, [(name, at, case.line("past_the_end", comment)) for name, at, comment in (
+        ("table", 8192, "one too far"), ("hidden", 128, "stores"), ("managed", -4, "one too early"),
+        ("of_template<int>", 128, "of a template"))], "accesses next to a variable are out of bounds, and name it")
+    out = case.report().stdout
+    expect("past_the_end: access out of bounds: byte 8192 of table: thread 31 of block 0 loads at" in out and
+           out.count("updates<false>: ") == 2 and "updates: the same in 1 more row of the table\n" in out,
+           "the same races in two launches of a kernel are reported once", out)
+
+
 # ---- PTX instructions
 
 FIRST_READS, COPIES_READS = ("first", "reads"), ("copies", "reads")
@@ -390,6 +422,7 @@ def test_in_flight():
 
 # ---- the command
 
+LIBRARY = "int main() {}\n#include <cub/cub.cuh>\n" + "wrong;\n" * 9
 INLINE_PTX = """__global__ void lane_number(int* out)
 {
     asm("mov.u32 %0, %%laneid;" : "=r"(out[0]));
@@ -401,10 +434,13 @@ int main() { lane_number<<<1, 32>>>(nullptr); }
 def test_command():
     case = CASES["counts"]
     ptx = written("inline_ptx.cu", INLINE_PTX)
-    for file, error in (("missing.cu", "missing.cu"), (ptx, f"{ptx}:3:")):
+    library = written("library.cu", LIBRARY)
+    for file, error in (("missing.cu", "missing.cu"), (ptx, f"{ptx}:3:"), (library, f"{library}:2:2: error: ")):
         run = run_command("make", "-s", "inspect", f"FILE={file}")
         expect(run.returncode == 2 and "Error 2" in run.stderr and error in run.stderr,
                f"make inspect FILE={file} is rejected with the file's name, exit code 2", run.stderr)
+    expect(run.stderr.count("error:") == 1 and "cub/cub.cuh: CUB, Thrust, libcu++ and CUTLASS are not emulated" in
+           run.stderr, "a library that is not emulated is one error", run.stderr)
     for words, error in ((["--card", "h9000"], "invalid choice: 'h9000'"),
                          (["--kernel", "nothing"], "--kernel nothing: no such kernel was launched; found a_warp_and"),
                          (["--", "nothing"], "launched no kernel")):
@@ -453,6 +489,12 @@ def test_report():
     sentence = (f"race in shared memory, byte 4 of tile: thread 1 of block 0 stores at {races.file}:{writes}  `tile[",
                 f"thread 0 of block 0 loads at {races.file}:{reads}  `out[", "no synchronisation between them (126 ")
     expect(all(part in out for part in sentence), "a race message names address, lines and threads", out[-500:])
+    out = races.report("--kernel", "reduces").stdout
+    found = [line for line in out.splitlines() if line.startswith("reduces: ")]
+    expect(len(found) == 4 and "race in shared memory, byte 64 of tile: thread 16 " in found[0] and
+           re.fullmatch(r"reduces: 11 more races of tile: lines \d+ and .*", found[1]),
+           "12 races around missing barriers are one sentence, and one about the lines of the others", "\n".join(found))
+    expect_equal(races.page.count("reduces: race in shared memory"), 12, "the page has all races")
     out = races.report().stdout
     expect("unwritten<false>: uninitialised read of byte 252 of tile: thread 0 of block 0 loads" in out,
            "a message on an uninitialised read names the address, thread and line")
@@ -562,7 +604,7 @@ def test_check():
 # ---- all parts
 
 PARTS = {"counts": (test_counts, ["counts"]), "caches": (test_caches, ["counts"]), "races": (test_races, ["races"]),
-         "ptx": (test_ptx, ["ptx"]), "in_flight": (test_in_flight, ["in_flight"]),
+         "variables": (test_variables, ["variables"]), "ptx": (test_ptx, ["ptx"]), "in_flight": (test_in_flight, ["in_flight"]),
          "command": (test_command, ["counts"]),
          "report": (test_report, ["counts", "races"]), "check": (test_check, ["counts", "races"])}
 CASES = {}

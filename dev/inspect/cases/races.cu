@@ -170,6 +170,16 @@ __global__ void two_lanes_met(float* out) {
     if (threadIdx.x == 31) word = 2;                  // writes
 }
 
+// A reduction in a warp without __syncwarp: each line races with each.
+__global__ void reduces(float* out) {
+    __shared__ float tile[64];
+    tile[threadIdx.x] = tile[threadIdx.x + 32] = 1;
+    tile[threadIdx.x] += tile[threadIdx.x + 16];
+    tile[threadIdx.x] += tile[threadIdx.x + 8];
+    tile[threadIdx.x] += tile[threadIdx.x + 4];
+    out[threadIdx.x] = tile[threadIdx.x];
+}
+
 template <bool right> static void both(float* out, const float* in, unsigned* counts) {
     int* numbers = reinterpret_cast<int*>(out);
     neighbour<right><<<2, 64>>>(out);
@@ -205,5 +215,6 @@ int main() {
     for (bool writes : {true, false}) launches<<<4, 64>>>(out, writes);
     two_readers<<<1, 64>>>(out);
     two_lanes_met<<<1, 32>>>(out);
+    reduces<<<1, 32>>>(out);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }
