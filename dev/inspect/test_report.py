@@ -10,7 +10,7 @@ sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path += [os.path.join(HERE, ".."), os.path.join(HERE, "..", "tests")]
 from cards import CARDS
-from testing import expect, expect_equal, run_tests
+from testing import expect, expect_equal, run_tests, write
 from estimate import (FP8_SHARE, GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, PIECE_SECONDS, SHARPNESS,
                       TENSOR_SHARE, TURNS_OVERLAP, Softmax, combined, launch_bounds, matmul_seconds, resident_blocks,
                       step_seconds)
@@ -19,7 +19,7 @@ from page import glossary, level
 from pictures import Gallery, global_picture, shared_picture
 from results import Expectations
 from sass import analyse, main_loop, needed_in_flight, parse_log, read_listing, successors
-from symbols import bare_name
+from symbols import Sources, bare_name
 
 H100 = CARDS["h100"]
 
@@ -338,6 +338,12 @@ def test_pictures():
                for base in (0, 1 << 20)}
     expect_equal((len(figures), len(gallery.drawings)), (1, 1), "equal pictures are stored once")
     expect_equal(gallery.figure(site), "", "a site without a recorded request has no picture")
+
+
+def test_sources():
+    write("marked.cu", b"\xef\xbb\xbf// first\r\nint a;\x0c\r\nint b;\r\n")
+    expect_equal([Sources().text("marked.cu", line) for line in (1, 2, 3, 9)], ["// first", "int a;\x0c", "int b;", ""],
+                 "source lines of a file with a byte order mark, CRLF and a form feed")
 
 
 if __name__ == "__main__":
