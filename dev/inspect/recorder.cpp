@@ -86,6 +86,7 @@ public:
         const bool is_users = name[0] != '\0';
         variables_[begin] = {{begin, bytes, next_variable_, name}, is_users, is_users && is_writable};
         next_variable_ += (bytes + 2 * VARIABLE_GUARD + LINE - 1) / LINE * LINE;
+        data_ = {variables_.begin()->first, variables_.rbegin()->first - variables_.begin()->first};
     }
     void remove_allocation(const void* place) {
         allocations_.erase(reinterpret_cast<uintptr_t>(place));
@@ -97,7 +98,7 @@ public:
         const uintptr_t p = reinterpret_cast<uintptr_t>(address);
         if (dynamic_.has(p)) return {Space::SHARED, p - dynamic_.begin};
         if (last_.has(p)) return {Space::GLOBAL, last_.at + (p - last_.begin)};
-        if (gaps_[p / PAGE % gaps_.size()].has(p)) return {Space::OTHER, 0};
+        if (gaps_[p / PAGE % gaps_.size()].has(p) || internal_.has(p)) return {Space::OTHER, 0};
         for (const Range& array : arrays_)
             if (array.has(p)) {
                 accessed[array.at] = array.bytes;
@@ -109,7 +110,9 @@ public:
             if (found.has(p)) last_ = found;
             if (found.guarded().has(p)) return {found.has(p) ? Space::GLOBAL : Space::GUARD, found.at + p - found.begin};
         }
-        return find_variable(p);
+        if (data_.has(p)) return find_variable(p);
+        note_gap(p / PAGE * PAGE);
+        return {Space::OTHER, 0};
     }
     uint64_t end_of_allocation() const { return last_.at + last_.bytes; }   // of the one that find() found last
     std::map<uint64_t, uint64_t> accessed;   // offset and bytes of the static arrays that have been found
@@ -151,14 +154,9 @@ private:
         bool is_users, is_guarded;
     };
 
-    // Returns the place of an address outside of shared memory and allocations.
+    // Returns the place of an address in data_.
     Place find_variable(uintptr_t p) {
-        if (internal_.has(p)) return {Space::OTHER, 0};
         const auto after = variables_.upper_bound(p);
-        if (after == variables_.begin() || after == variables_.end()) {   // the last variable is of the C library
-            note_gap(p / PAGE * PAGE);
-            return {Space::OTHER, 0};
-        }
         const Variable &before = std::prev(after)->second, &next = after->second;
         const uintptr_t offset = p - before.range.begin;
         if (before.range.has(p)) {
@@ -177,10 +175,8 @@ private:
         const Range gap{begin, PAGE};
         for (const Range& array : arrays_)
             if (array.overlaps(gap)) return;
-        const auto variable = variables_.lower_bound(begin + PAGE);
-        if (variable != variables_.begin() && variable != variables_.end()) return;
         const auto after = allocations_.lower_bound(begin + PAGE + guard_bytes);
-        if (dynamic_.overlaps(gap)) return;
+        if (dynamic_.overlaps(gap) || data_.overlaps(gap)) return;
         if (after != allocations_.begin() && std::prev(after)->second.guarded().overlaps(gap)) return;
         gaps_[begin / PAGE % gaps_.size()] = gap;
     }
@@ -194,6 +190,7 @@ private:
     uint64_t next_ = 1 << 21;
     static constexpr uint64_t VARIABLE_GUARD = 1 << 16;   // bytes before each variable: dev/inspect/Makefile
     std::map<uintptr_t, Variable> variables_;
+    Range data_;   // from the first variable to the last one, which is not the user's
     uint64_t next_variable_ = uint64_t{1} << 40;
 };
 
