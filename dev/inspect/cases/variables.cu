@@ -47,15 +47,15 @@ __global__ void tickets(int* out) { out[threadIdx.x] = ticket(out); }   // draws
 __global__ void loads(float* out, const float* by_address) {
     const unsigned t = threadIdx.x;
     out[t] = table[32 * t];                           // a column
-    out[t] = table[t];                                // a row
-    out[t] = weights[t];                              // constant
-    out[t] = managed[t];                              // managed
-    out[t] = hidden[t];                               // static
-    out[t] = unchanged[t];                            // static and never stored to
-    out[t] = outer::nested[t];                        // in namespaces
-    out[t] = of_template<float>[t];                   // of a template
-    out[t] = pairs[t].b;                              // structs
-    out[t] = by_address[t];                           // by address
+    out[32 + t] = table[t];                           // a row
+    out[64 + t] = weights[t];                         // constant
+    out[96 + t] = managed[t];                         // managed
+    out[128 + t] = hidden[t];                         // static
+    out[160 + t] = unchanged[t];                      // static and never stored to
+    out[192 + t] = outer::nested[t];                  // in namespaces
+    out[224 + t] = of_template<float>[t];             // of a template
+    out[256 + t] = pairs[t].b;                        // structs
+    out[288 + t] = by_address[t];                     // by address
 }
 
 // ---- accesses out of bounds
