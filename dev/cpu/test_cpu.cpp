@@ -683,8 +683,8 @@ TEST("short floats") {
                !__hbgt2(halves, ones) && __hble2(halves, halves) && __hne(one, large) && __hisnan(__half(NAN)) &&
                __hisinf(__half(-INFINITY)) == -1 && is(__lowhigh2highlow(halves), -0.25f, 4) &&
                is(__highs2half2(halves, ones), -0.25f, 1) && __half2int_rd(halves.y) == -1 &&
-               __half2ushort_rn(large) == 65504 && float(__int2half_rn(1 << 20)) == INFINITY && float(hlog2(__nv_bfloat16(8))) == 3 &&
-               float(hrsqrt(__nv_bfloat16(4))) == 0.5f && __bfloat162int_rn(__nv_bfloat16(2.5f)) == 2 &&
+               __half2ushort_rn(large) == 65504 && float(__int2half_rn(1 << 20)) == INFINITY &&
+               float(hlog2(__nv_bfloat16(8))) == 3 && float(hrsqrt(__nv_bfloat16(4))) == 0.5f && __bfloat162int_rn(__nv_bfloat16(2.5f)) == 2 &&
                __high2float(__float22bfloat162_rn({1, 2})) == 2);
 }
 

@@ -332,7 +332,7 @@ NOT_EMULATED = {
     "a library": ("#include <cublas_v2.h>", "cublas_v2.h: this library is not emulated"),
     "random numbers": ("#include <curand_kernel.h>", "curand_kernel.h: this library is not emulated"),
     "textures": ("__global__ void k(cudaTextureObject_t t) {}", "cudaTextureObject_t: textures are not emulated"),
-    "active lanes": ("__device__ unsigned f() { return __activemask(); }", "__activemask: the set of active lanes is not")}
+    "active lanes": ("__device__ unsigned f() { return __activemask(); }", "__activemask: the set of active lanes")}
 
 
 def test_others():

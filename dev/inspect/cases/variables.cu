@@ -1,5 +1,5 @@
-// Kernels that use __device__, __constant__ and __managed__ variables, for test_inspect.py. A comment after an access is
-// its name in the test.
+// Kernels that use __device__, __constant__ and __managed__ variables, for test_inspect.py. A comment after an access
+// is its name in the test.
 #include <cuda_runtime.h>
 
 struct Pair {
