@@ -2312,6 +2312,15 @@ TEST("schedule") {
     expect(step.beta1 == 0.5f && step.beta2 == 0.75f && step.weight_decay == 0.25f && step.correction1 == 0.75f &&
                step.correction2 == 0.4375f,
            "AdamW gets the options' settings and corrects the bias of its moments by 1 - beta^t");
+
+    const TrainData data = {};
+    const Start start = {};
+    TrainingRun run(o, data, start);
+    o.tokens = 300;
+    run.tokens_per_step = 32;
+    run.step = 9;
+    run.tokens = 9 * 32;   // 9 steps / (288 / 300) = 9.4
+    expect(expected_steps(run) == 10, "an incomplete run expects at least one more step");
 }
 
 // Probabilities 0.5, 0.25, 0.125, 0.125. The random numbers are evenly spaced in [0, 1), so a count may differ
