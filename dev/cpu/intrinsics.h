@@ -72,6 +72,7 @@ extern "C" inline float __sinf(float x) noexcept { return cuda_cpu::special(sinf
 extern "C" inline float __cosf(float x) noexcept { return cuda_cpu::special(cosf(x)); }
 extern "C" inline float __log10f(float x) noexcept { return cuda_cpu::special(log10f(x)); }
 extern "C" inline float __exp10f(float x) noexcept { return cuda_cpu::special(exp10f(x)); }
+extern "C" inline float __tanhf(float x) noexcept { return cuda_cpu::special(tanhf(x)); }
 extern "C" inline float __tanf(float x) noexcept { return cuda_cpu::special(tanf(x)); }
 extern "C" inline void __sincosf(float x, float* sine, float* cosine) noexcept {
     *sine = __sinf(x);
@@ -79,17 +80,27 @@ extern "C" inline void __sincosf(float x, float* sine, float* cosine) noexcept {
 }
 inline float rsqrtf(float x) { return cuda_cpu::special(1.0f / sqrtf(x)); }
 inline double rsqrt(double x) { return 1 / sqrt(x); }
-inline float rcbrtf(float x) { return 1 / cbrtf(x); }
-inline double rcbrt(double x) { return 1 / cbrt(x); }
-inline float normcdff(float x) { return 0.5f * erfcf(-0.70710678f * x); }
-inline double normcdf(double x) { return 0.5 * erfc(-0.70710678118654752 * x); }
-inline float sinpif(float x) { return static_cast<float>(sin(M_PI * fmod(x, 2))); }
-inline float cospif(float x) { return static_cast<float>(cos(M_PI * fmod(x, 2))); }
-inline double sinpi(double x) { return sin(M_PI * fmod(x, 2)); }
-inline double cospi(double x) { return cos(M_PI * fmod(x, 2)); }
-inline float norm3df(float x, float y, float z) { return sqrtf(x * x + y * y + z * z); }
-inline float rnorm3df(float x, float y, float z) { return 1 / norm3df(x, y, z); }
-inline float rhypotf(float x, float y) { return 1 / hypotf(x, y); }
+// Functions with and without a suffix f, which double computes.
+#define CUDA_CPU_FUNCTIONS(T, f)                                                                                 \
+    inline T rcbrt##f(T x) { return static_cast<T>(1 / cbrt(double{x})); }                                       \
+    inline T normcdf##f(T x) { return static_cast<T>(0.5 * erfc(-M_SQRT1_2 * x)); }                              \
+    inline T sinpi##f(T x) { return static_cast<T>(sin(M_PI * fmod(x, 2))); }                                    \
+    inline T cospi##f(T x) { return static_cast<T>(cos(M_PI * fmod(x, 2))); }                                    \
+    inline void sincospi##f(T x, T* sine, T* cosine) { *sine = sinpi##f(x), *cosine = cospi##f(x); }             \
+    inline T norm3d##f(T x, T y, T z) { return static_cast<T>(std::hypot(double{x}, double{y}, double{z})); }         \
+    inline T norm4d##f(T x, T y, T z, T w) { return static_cast<T>(hypot(norm3d##f(x, y, z), w)); }              \
+    inline T rnorm3d##f(T x, T y, T z) { return 1 / norm3d##f(x, y, z); }                                        \
+    inline T rnorm4d##f(T x, T y, T z, T w) { return 1 / norm4d##f(x, y, z, w); }                                \
+    inline T rhypot##f(T x, T y) { return static_cast<T>(1 / hypot(double{x}, double{y})); }
+CUDA_CPU_FUNCTIONS(float, f)
+CUDA_CPU_FUNCTIONS(double, )
+#undef CUDA_CPU_FUNCTIONS
+inline unsigned umin(unsigned x, unsigned y) { return std::min(x, y); }
+inline unsigned umax(unsigned x, unsigned y) { return std::max(x, y); }
+inline long long llmin(long long x, long long y) { return std::min(x, y); }
+inline long long llmax(long long x, long long y) { return std::max(x, y); }
+inline unsigned long long ullmin(unsigned long long x, unsigned long long y) { return std::min(x, y); }
+inline unsigned long long ullmax(unsigned long long x, unsigned long long y) { return std::max(x, y); }
 inline float fdividef(float x, float y) { return x / y; }
 inline float __saturatef(float x) { return x > 0 ? fminf(x, 1.0f) : 0.0f; }   // NaN gives 0
 

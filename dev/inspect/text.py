@@ -126,7 +126,7 @@ def other_hazards(kernel, kind, first, others):
     places = list(dict.fromkeys(" and ".join(dict.fromkeys(pair)) for pair in words))
     more = f", and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
     return (f"{kernel.name}: {plural(len(others), f'more {kind}')} of {first['array'] or first['memory'] + ' memory'}: "
-            f"lines {', '.join(places[:MAX_PLACES])}{more}")
+            f"{'line' if places[0].isdigit() and len(places) == 1 else 'lines'} {', '.join(places[:MAX_PLACES])}{more}")
 
 
 def hazard_summary(results, kernel):
