@@ -580,8 +580,8 @@ TEST("intrinsics") {
     expect("mathematical functions of CUDA that C does not have",
            __saturatef(2) == 1 && __saturatef(NAN) == 0 && normcdff(0) == 0.5f && rsqrt(4.0) == 0.5 &&
                std::fabs(rcbrtf(8) - 0.5f) < 1e-6f && std::fabs(sinpif(1)) < 1e-6f && cospi(1.0) == -1 &&
-               std::fabs(__exp10f(2) - 100) < 1e-3f && norm3df(2, 3, 6) == 7 && std::fabs(norm4d(2, 4, 5, 6) - 9) < 1e-9 &&
-               rhypotf(3, 4) == 0.2f && umax(3, ~0u) == ~0u && llmin(-1, 1) == -1);
+               std::fabs(__exp10f(2) - 100) < 1e-3f && norm3df(2, 3, 6) == 7 &&
+               std::fabs(norm4d(2, 4, 5, 6) - 9) < 1e-9 && rhypotf(3, 4) == 0.2f && umax(3, ~0u) == ~0u && llmin(-1, 1) == -1);
 }
 
 // ---- 16- and 8-bit floats, from their definition, in double
@@ -685,8 +685,8 @@ TEST("short floats") {
                __hisinf(__half(-INFINITY)) == -1 && is(__lowhigh2highlow(halves), -0.25f, 4) &&
                is(__highs2half2(halves, ones), -0.25f, 1) && __half2int_rd(halves.y) == -1 &&
                __half2ushort_rn(large) == 65504 && float(__int2half_rn(1 << 20)) == INFINITY &&
-               float(hlog2(__nv_bfloat16(8))) == 3 && float(hrsqrt(__nv_bfloat16(4))) == 0.5f && __bfloat162int_rn(__nv_bfloat16(2.5f)) == 2 &&
-               __high2float(__float22bfloat162_rn({1, 2})) == 2);
+               float(hlog2(__nv_bfloat16(8))) == 3 && float(hrsqrt(__nv_bfloat16(4))) == 0.5f &&
+               __bfloat162int_rn(__nv_bfloat16(2.5f)) == 2 && __high2float(__float22bfloat162_rn({1, 2})) == 2);
 }
 
 // ==== matrix products ===================================================================================
