@@ -581,7 +581,8 @@ TEST("intrinsics") {
            __saturatef(2) == 1 && __saturatef(NAN) == 0 && normcdff(0) == 0.5f && rsqrt(4.0) == 0.5 &&
                std::fabs(rcbrtf(8) - 0.5f) < 1e-6f && std::fabs(sinpif(1)) < 1e-6f && cospi(1.0) == -1 &&
                std::fabs(__exp10f(2) - 100) < 1e-3f && norm3df(2, 3, 6) == 7 &&
-               std::fabs(norm4d(2, 4, 5, 6) - 9) < 1e-9 && rhypotf(3, 4) == 0.2f && umax(3, ~0u) == ~0u && llmin(-1, 1) == -1);
+               std::fabs(norm4d(2, 4, 5, 6) - 9) < 1e-9 && rhypotf(3, 4) == 0.2f && umax(3, ~0u) == ~0u &&
+               llmin(-1, 1) == -1);
 }
 
 // ---- 16- and 8-bit floats, from their definition, in double
