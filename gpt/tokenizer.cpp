@@ -238,7 +238,7 @@ private:
             const json found = named(name);
             const bool is_list = found.is_structured() && !found.contains("content");
             for (json token : is_list ? found : json::array({found})) {
-                if (token.is_null() || !searches_special_) continue;
+                if (token.is_null() || token == "" || !searches_special_) continue;
                 if (!token.is_object()) token = {{"content", token}};
                 token["special"] = true;
                 tokens.push_back(token);
@@ -270,11 +270,12 @@ private:
         for (const json& piece : part.at("single")) {
             const bool is_text = piece.contains("Sequence");
             const std::string name = piece.at(is_text ? "Sequence" : "SpecialToken").at("id");
-            if (is_text ? text_passed || name != "A" : !added_.count(ids_[name]))
+            const auto id = ids_.find(name);
+            if (is_text ? text_passed || name != "A" : id == ids_.end() || !added_.count(id->second))
                 fail("post_processor has " + piece.dump().substr(0, 200) +
                      ", expected added tokens and one sequence A");
             if (is_text) text_passed = true;
-            else (text_passed ? t_.after_ : t_.before_).push_back(t_.added(name));
+            else (text_passed ? t_.after_ : t_.before_).push_back(id->second);
         }
         if (!text_passed) fail("post_processor has no sequence A");
     }

@@ -307,8 +307,8 @@ def test_kinds():
     utf16 = "A text.\n".encode("utf-16-le")
     for name, content, words in (
             *((f"{magic}.bin", struct.pack("<256i", magic, 7, *[0] * 254) + b"12", [kind]) for magic, kind in (
-                (20240326, "weights"), (20240327, "debug state"), (20240328, "tokenizer"), (20240520, "shard of tokens"),
-                (20240522, "--hellaswag"), (20240527, "optimizer"), (20240801, "Llama 3 tokens"), (20240803, "weights"))),
+                (20240326, "weights"), (20240327, "debug state"), (20240328, "tokenizer"), (20240520, "shard of"),
+                (20240522, "--hellaswag"), (20240527, "optimizer"), (20240801, "Llama 3"), (20240803, "weights"))),
             ("uint32.bin", array.array("I", range(50000, 50100)), ["4 or 8 bytes per token"]),
             ("int64.bin", array.array("q", range(100)), ["4 or 8 bytes per token"]),
             ("old.pt", b"\x80\2\x8a\nl\xfc\x9cF", [".pt"]), ("new.pt", b"PK\3\4", [".pt"]),

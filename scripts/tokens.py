@@ -74,8 +74,8 @@ def join_files(folder):
 
 
 def declare_tokens(content, folder, config):
-    """Adds the tokens that the other files of a folder declare to the content of tokenizer.json, as train_gpt does:
-    special_tokens_map.json and added_tokens.json count only without an added_tokens_decoder in tokenizer_config.json."""
+    """Adds the tokens that the other files of a folder declare to the content of tokenizer.json, as train_gpt does.
+    An added_tokens_decoder in tokenizer_config.json replaces special_tokens_map.json and added_tokens.json."""
     decoder = config.get("added_tokens_decoder")
     old = {} if decoder else read_json(f"{folder}/added_tokens.json")
     named = config if decoder else {**config, **read_json(f"{folder}/special_tokens_map.json")}

@@ -125,8 +125,11 @@ void prompt_tokens(const std::string& bytes) {
     if (o.prompt_tokens != "-") read_prompt(o, Text("", 300), 300);
 }
 
+// tokenizer.json and, after a zero byte, tokenizer_config.json.
 void tokenizer(const std::string& bytes) {
-    write_bytes(file_of("tokenizer.json"), bytes);
+    const size_t end = bytes.find('\0');
+    write_bytes(file_of("tokenizer.json"), bytes.substr(0, end));
+    write_bytes(file_of("tokenizer_config.json"), end < bytes.size() ? bytes.substr(end + 1) : "{}");
     const Text text(folder, GPT2_VOCAB);
     for (int token : text.encode("A few words, \xc3\xa9t\xc3\xa9 and \xff.")) text.decode(token);
 }
@@ -208,6 +211,9 @@ void write_seeds(const std::string& to) {
     for (const auto& [name, entry] : whole.entries()) places[name] = "shard.safetensors";
     write_seed(to, "index", "one shard", json{{"weight_map", places}}.dump());
     write_seed(to, "tokenizer", "bytes", written("tokenizer.json"));
+    const json added = {{"256", {{"content", "<x>"}, {"special", true}}}};
+    const json config = {{"added_tokens_decoder", added}, {"add_prefix_space", true}, {"pad_token", "<pad>"}};
+    write_seed(to, "tokenizer", "config", written("tokenizer.json") + '\0' + config.dump());
     write_seed(to, "log", "written", read_bytes(file_of(OUT + "/log.jsonl")));
     for (size_t i = 0; i < std::size(RESUMED); i++)
         write_seed(to, "resume", fs::path(RESUMED[i]).filename(), char(i) + written(RESUMED[i]));

@@ -604,8 +604,8 @@ def test_check():
 # ---- all parts
 
 PARTS = {"counts": (test_counts, ["counts"]), "caches": (test_caches, ["counts"]), "races": (test_races, ["races"]),
-         "variables": (test_variables, ["variables"]),
-         "ptx": (test_ptx, ["ptx"]), "in_flight": (test_in_flight, ["in_flight"]), "command": (test_command, ["counts"]),
+         "variables": (test_variables, ["variables"]), "ptx": (test_ptx, ["ptx"]),
+         "in_flight": (test_in_flight, ["in_flight"]), "command": (test_command, ["counts"]),
          "report": (test_report, ["counts", "races"]), "check": (test_check, ["counts", "races"])}
 CASES = {}
 
