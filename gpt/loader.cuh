@@ -12,21 +12,17 @@ TrainData open_data(const Options& o) {
     return {Tokens(o.data), o.val_data.empty() ? Tokens() : Tokens(o.val_data)};
 }
 
+constexpr size_t SOME = 1 << 20;   // tokens, to guess what all are
+
 // Returns the token that separates documents, for a new model: --eot; 255 for bytes, which no text has; <|endoftext|>
 // if the shards may be GPT-2's, whose tokens end with it; otherwise the last of V tokens.
 int end_of_text(const Options& o, const Tokens& train, int V) {
     constexpr int OF_GPT2 = 50256;
-    constexpr size_t MOST = 1 << 20;   // tokens to look at
     if (o.eot >= V) throw UserError("--eot %d: expected a token below the vocabulary of %d", o.eot, V);
     if (o.eot >= 0 && train.bytes_only()) throw UserError("--eot %d: expected .bin shards, found text", o.eot);
     if (o.eot >= 0) return o.eot;
     if (train.bytes_only() || V == BYTE_VOCAB) return BYTE_VOCAB - 1;
-    const int largest = train.largest(MOST);
-    if (V > OF_GPT2 && largest <= OF_GPT2) return OF_GPT2;
-    if (largest < V - 1)
-        printf("note       the end-of-text token is %d, the last one, which the data seems not to have; --eot N "
-               "changes it\n", V - 1);
-    return V - 1;
+    return V > OF_GPT2 && train.largest(SOME) <= OF_GPT2 ? OF_GPT2 : V - 1;
 }
 
 // Tokenizes text for the model in `dir`, or for a new one if dir is empty, and splits off the validation data.
@@ -38,6 +34,9 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
     if (!dir.empty() && o.given.count("--eot") && o.eot != data.bos)
         throw UserError("--eot %d: differs from the bos_token_id in %s/config.json; expected no such flag", o.eot,
                         dir.c_str());
+    if (dir.empty() && o.eot < 0 && !data.train.bytes_only() && data.train.largest(SOME) < data.bos)
+        printf("note       the end-of-text token is %d, which the data seems not to have; --eot N changes it\n",
+               data.bos);
     for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text);
     if (o.val_data.empty() && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
 }

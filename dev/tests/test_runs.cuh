@@ -401,7 +401,7 @@ const std::string SPIKES = "train --layers 1 --heads 2 --channels 32 --context 1
 // Expects that a run which skips step 141 of 150 ends with the bits of 149 steps without the random half. It is resumed
 // twice: within the first 128 steps and before the spike.
 void try_skipping(const std::string& options) {
-    for (const char* out : {"@/calm", "@/spiky", "@/again"}) fs::remove_all(scratch(out));
+    for (const char* out : {"@/calm", "@/spiky", "@/spiky_again"}) fs::remove_all(scratch(out));
     const Outcome calm = run(SPIKES + "--data @/calm.txt --steps 149 --out @/calm " + options);
     begin_from("@/spiky", "@/calm", "/step_000070");
     const Outcome spiky =
@@ -413,11 +413,11 @@ void try_skipping(const std::string& options) {
     expect(same_checkpoint("@/calm/step_000140", "@/spiky/step_000140") &&
                record_of("@/calm", 139)["norm_z"] == record_of("@/spiky", 139)["norm_z"],
            "before the spike, --skip-spikes changes no bit");
-    begin_from("@/again", "@/spiky", "/step_000140");
-    const Outcome again = run("train --resume --out @/again");
-    expect_run(log_of("@/again") == log_of("@/spiky") &&
-                   same_checkpoint("@/again/step_000150", "@/spiky/step_000150") &&
-                   read_json(scratch("@/again/step_000150/trainer.json"))["last_norms"] == trainer["last_norms"],
+    begin_from("@/spiky_again", "@/spiky", "/step_000140");
+    const Outcome again = run("train --resume --out @/spiky_again");
+    expect_run(log_of("@/spiky_again") == log_of("@/spiky") &&
+                   same_checkpoint("@/spiky_again/step_000150", "@/spiky/step_000150") &&
+                   read_json(scratch("@/spiky_again/step_000150/trainer.json"))["last_norms"] == trainer["last_norms"],
                "--skip-spikes, resumed: the same bits", again);
 }
 
