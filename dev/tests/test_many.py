@@ -165,7 +165,7 @@ def read_tensors(file_name):
 
 
 def checkpoint_tensors(result, name):
-    return read_tensors(os.path.join(result.checkpoints()[-1], name + ".safetensors"))[1]
+    return read_tensors(os.path.join(result.checkpoints()[-1], name))[1]
 
 
 def relative_l2(a, b, base=()):
@@ -300,12 +300,12 @@ def test_reference():
                f"{worst}: {errors.get(worst)} of the tolerance {result}")
 
     def first(result):
-        m, beta1 = checkpoint_tensors(result, "optimizer"), float(metadata["beta1"])
+        m, beta1 = checkpoint_tensors(result, "optimizer.state"), float(metadata["beta1"])
         return {"loss": result.losses, **{"grad/" + name[2:]: [x / (1 - beta1) for x in m[name]]
                                           for name in m if name.startswith("m/")}}
 
     def last(result):
-        weights = checkpoint_tensors(result, "model")
+        weights = checkpoint_tensors(result, "model.safetensors")
         return {"step_loss": result.losses, "step_norm": result.norms,
                 **{"final/" + name: weights[name] for name in weights}}
     for program in [None, *([[args.card, "--as-train-gpt"]] if args.card else [])]:
