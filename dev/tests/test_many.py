@@ -657,7 +657,8 @@ def test_slow_checkpoint():
 ssize_t write(int file, const void* data, size_t bytes) {
     char link[32], path[1000] = "";
     snprintf(link, sizeof link, "/proc/self/fd/%d", file);
-    if (readlink(link, path, sizeof path - 1) > 0 && strstr(path, ".safetensors")) usleep(atoi(getenv("SLOW_US")));
+    if (readlink(link, path, sizeof path - 1) > 0 && (strstr(path, ".safetensors") || strstr(path, "optimizer.state")))
+        usleep(atoi(getenv("SLOW_US")));
     return syscall(SYS_write, file, data, bytes);
 }
 """)
