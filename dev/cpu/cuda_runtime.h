@@ -981,7 +981,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
 }
 
 // The attributes that the emulator knows, with CUDA's numbers.
-enum cudaDeviceAttr {
+enum cudaDeviceAttr : int {
     cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxBlockDimX, cudaDevAttrMaxBlockDimY, cudaDevAttrMaxBlockDimZ,
     cudaDevAttrMaxGridDimX, cudaDevAttrMaxGridDimY, cudaDevAttrMaxGridDimZ, cudaDevAttrMaxSharedMemoryPerBlock,
     cudaDevAttrTotalConstantMemory, cudaDevAttrWarpSize, cudaDevAttrMaxRegistersPerBlock = 12, cudaDevAttrClockRate,
