@@ -2317,10 +2317,13 @@ TEST("schedule") {
     const Start start = {};
     TrainingRun run(o, data, start);
     o.tokens = 300;
-    run.tokens_per_step = 32;
-    run.step = 9;
-    run.tokens = 9 * 32;   // 9 steps / (288 / 300) = 9.4
-    expect(expected_steps(run) == 10, "an incomplete run expects at least one more step");
+    run.tokens_per_step = 32;   // 300 / 32 = 9.4 steps
+    bool right = expected_steps(run) == 10;
+    for (run.step = 1; run.step <= 9; run.step++) {
+        run.tokens = run.step * 32;
+        right = right && expected_steps(run) == 10;
+    }
+    expect(right, "--tokens 300 expects 10 steps of 32 tokens from the first step to the last");
 }
 
 // Probabilities 0.5, 0.25, 0.125, 0.125. The random numbers are evenly spaced in [0, 1), so a count may differ

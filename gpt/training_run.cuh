@@ -77,13 +77,15 @@ bool is_complete(const TrainingRun& run) {
 }
 
 // Returns the expected number of steps of the whole run. With --tokens and --minutes it is the number of steps done,
-// divided by the part of the budget that they took.
+// divided by the part of the budget that they took, rounded up: the last step may exceed the budget.
 long expected_steps(const TrainingRun& run) {
     const Options& o = run.o;
     if (o.minutes == 0 && o.tokens == 0) return o.steps;
-    const double part = o.minutes > 0 ? run.seconds / (60 * o.minutes) : double(run.tokens) / o.tokens;
-    const double first = o.minutes > 0 ? MAX_STEPS : o.tokens / run.tokens_per_step;
-    return std::lround(std::clamp(run.step > 0 ? run.step / part : first, run.step + 1.0, double(MAX_STEPS)));
+    const double budget = o.minutes > 0 ? 60 * o.minutes : o.tokens;
+    const double done = o.minutes > 0 ? run.seconds : run.tokens;
+    const double first = o.minutes > 0 ? MAX_STEPS : budget / run.tokens_per_step;
+    const double steps = run.step > 0 ? run.step * budget / done : first;
+    return static_cast<long>(std::ceil(std::clamp(steps, run.step + 1.0, double(MAX_STEPS))));
 }
 
 // ---- log
