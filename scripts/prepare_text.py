@@ -354,6 +354,8 @@ def main():
         if old and not os.path.exists(progress):
             fail(f"--out-prefix {options.out_prefix}: expected no old shards, found {old[0]}; delete the old shards or "
                  "choose another prefix")
+        if not old and os.path.exists(progress):
+            os.remove(progress)             # of a command that ended before its first shard
         if options.val_fraction:
             write_split(options)
         else:

@@ -300,6 +300,9 @@ def test_prepare():
     write("one/x.progress.json", json.dumps({"settings": settings, "position": [1, 0, 5]}))
     expect_ends(prepare_text("one", *how), 2, ["tokenizer, inputs", "progress.json"],
                 "resuming with different options is rejected with their names")
+    write("none/x.progress.json", json.dumps({"settings": settings, "position": [0, 0, 0]}))
+    prepare_text("none", *how, "--val-shards", 1)
+    expect(contents("none") == one, "a command that ended before its first shard does not prevent one with others")
 
 
 def test_kinds():
