@@ -42,7 +42,7 @@ std::string progress_text(long step, long steps, const StepResult& r, double lef
     auto with_z = [](const std::string& text, double z) { return text + (z > SHOWN_Z ? format(" (z %.1f)", z) : ""); };
     const std::string loss = with_z(format("step %*ld/%ld loss %.4f", digits, step, steps, r.loss), r.loss_z);
     const std::string norm = with_z(format("  norm %.2f", r.norm), r.norm_z);
-    const std::string speed = is_spike(r) ? r.skipped ? "  skipped" : "" :
+    const std::string speed = r.skipped ? "  skipped" : is_spike(r) ? "" :
                               format("  %s tok/s  MFU %.1f%%  %s left", short_number(r.tokens_per_s).c_str(),
                                      100 * r.mfu, clock_text(left).c_str());
     const std::string scale = verbose && r.loss_scale != NO_SCALE ? format("  scale %.0f", r.loss_scale) : "";
@@ -53,7 +53,7 @@ std::string progress_text(long step, long steps, const StepResult& r, double lef
 
 void Progress::show(long step, long steps, const StepResult& r) {
     const double now = seconds_now(), interval = terminal_ ? 0.1 : 3;
-    if (step < steps && step > first_ + 1 && now - shown_ < interval && !is_spike(r)) return;
+    if (step < steps && step > first_ + 1 && now - shown_ < interval && !r.skipped) return;
     const double relative_speed = (step - shown_step_) * r.seconds / (now - shown_);
     shown_ = now;
     shown_step_ = step;
@@ -67,7 +67,7 @@ void Progress::show(long step, long steps, const StepResult& r) {
     if (terminal_) printf("\r%s\033[K", line.substr(0, columns ? columns - 1 : 79).c_str());
     else printf("%s\n", line.c_str());
     open_ = terminal_;
-    if (is_spike(r)) end_line();   // the line stays
+    if (r.skipped) end_line();   // the line stays
     fflush(stdout);
 }
 

@@ -17,12 +17,12 @@ struct StepResult {
     double loss_z = NAN, norm_z = NAN;   // z-scores: see spikes.cuh
 };
 
-// Returns the progress line of a step, less than 80 columns wide: the norm is omitted if it does not fit. After a spike
-// of loss or norm the line has their z-scores instead of MFU and time. left: seconds to the end of the run. verbose:
-// also prints the loss scale.
+// Returns the progress line of a step, less than 80 columns wide: the norm is omitted if it does not fit. The line of a
+// spike has its z-scores, that of a skipped step "skipped", instead of speed and time. left: seconds to the end of the
+// run. verbose: also prints the loss scale.
 std::string progress_text(long step, long steps, const StepResult& r, double left, bool verbose);
 
-// Prints the progress line: redrawn in place on a terminal, elsewhere a line every few seconds and at each spike.
+// Prints the progress line: redrawn in place on a terminal, elsewhere a line every few seconds and at each skipped step.
 class Progress {
 public:
     Progress(long first_step, bool verbose) : first_(first_step), shown_step_(first_step), verbose_(verbose) {}

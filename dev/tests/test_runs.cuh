@@ -410,6 +410,8 @@ void try_skipping(const std::string& options) {
     expect_run(same_checkpoint("@/calm/step_000149", "@/spiky/step_000150") &&
                    trainer["loss_scaling"]["skipped_steps"] == 1 && record_of("@/spiky", 149)["skipped_steps"] == 1,
                "--skip-spikes: a skipped step leaves no trace in weights and moments " + options, spiky, calm.err);
+    expect(contains(spiky.out, "\nstep 141/150 loss ") && contains(spiky.out, ")  skipped\n"),
+           "a skipped step gets a line", spiky.out);
     expect(same_checkpoint("@/calm/step_000140", "@/spiky/step_000140") &&
                record_of("@/calm", 139)["norm_z"] == record_of("@/spiky", 139)["norm_z"],
            "before the spike, --skip-spikes changes no bit");
@@ -824,11 +826,12 @@ TEST("runs: start and progress") {
         for (const double speed : {0.5, 99.99e3, 99.99e6})
             for (const double left : {0.0, 359999.0, 86400 * 999.0})
                 for (const double norm : {0.12, 99999.0, double(INFINITY)})
-                    for (const double z : {double(NAN), 11.26}) {
-                        const StepResult r = {12.3456, norm, 6e-4, 1, speed, 0.999, 0.999, MAX_LOSS_SCALE, true, true,
-                                              z, z};
-                        widest = std::max(widest, progress_text(step, 9999999, r, left, false).size());
-                    }
+                    for (const double z : {double(NAN), 11.26})
+                        for (const bool skipped : {false, true}) {
+                            const StepResult r = {12.3456, norm, 6e-4, 1, speed, 0.999, 0.999, MAX_LOSS_SCALE, true,
+                                                  skipped, z, z};
+                            widest = std::max(widest, progress_text(step, 9999999, r, left, false).size());
+                        }
     expect(widest < 80, "the progress line has less than 80 columns", std::to_string(widest));
     const StepResult usual = {3.29, 0.43, 6e-4, 1, 645.2e3, 0.512, 0.512, 1024, true};
     const std::string text = progress_text(12345, 19073, usual, 5025, false);
