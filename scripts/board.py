@@ -13,11 +13,7 @@ import importlib
 import os
 import shutil
 
-from runs import fail, follow, parse_arguments, summary
-
-TAGS = {"loss": "loss/train", "val_loss": "loss/validation", "hellaswag": "hellaswag/acc_norm",
-        "norm": "optimizer/norm", "lr": "optimizer/lr", "ms": "speed/ms", "tokens_per_s": "speed/tokens_per_s",
-        "mfu": "speed/mfu", "hfu": "speed/hfu", "batch": "optimizer/batch", "noise_scale": "optimizer/noise_scale"}
+from runs import TAGS, fail, follow, parse_arguments, summary
 
 
 class TensorBoard:

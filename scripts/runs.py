@@ -6,8 +6,10 @@ import time
 
 from tokens import fail
 
-NUMBERS = ("loss", "val_loss", "hellaswag", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu", "batch",
-           "noise_scale")
+# The numbers of a step that are read, and their names in TensorBoard and Weights & Biases
+TAGS = {"loss": "loss/train", "val_loss": "loss/validation", "hellaswag": "hellaswag/acc_norm",
+        "norm": "optimizer/norm", "lr": "optimizer/lr", "ms": "speed/ms", "tokens_per_s": "speed/tokens_per_s",
+        "mfu": "speed/mfu", "hfu": "speed/hfu", "batch": "optimizer/batch", "noise_scale": "optimizer/noise_scale"}
 
 
 class Run:
@@ -64,7 +66,7 @@ def read_run(folder):
                 if step <= last:
                     steps = {s: numbers for s, numbers in steps.items() if s < step}
                 last = step
-            for name in entry.keys() & set(NUMBERS):
+            for name in entry.keys() & TAGS.keys():
                 steps.setdefault(step, {})[name] = math.nan if entry[name] is None else float(entry[name])
         except (ValueError, TypeError):
             fail(f"{path} line {number}: found {line[:60]!r}, expected a step as JSON")
