@@ -30,7 +30,7 @@ def main():
                                      allow_abbrev=False)
     parser.add_argument("questions", metavar="FILE.jsonl", help="questions, such as hellaswag_val.jsonl")
     parser.add_argument("out", metavar="FILE.bin", help="the file to write")
-    parser.add_argument("--tokenizer", required=True, metavar="NAME", help="gpt2 or a folder with tokenizer.json")
+    parser.add_argument("--tokenizer", required=True, metavar="NAME", help="gpt2, or a folder with a tokenizer")
     options = parser.parse_args()
     tokenizer, examples = load_tokenizer(options.tokenizer), []
     try:

@@ -20,17 +20,16 @@ END_OF_TEXT = "<|endoftext|>"
 MAX_VOCABULARY = 1 << 16            # tokens are stored as uint16
 SHARD_MAGIC, EXAMPLES_MAGIC = 20240520, 20240522
 NPY, PARQUET = "a .npy file, which --tokenizer nanogpt reads", "a parquet file, whose name must end with .parquet"
-# What a file is that begins with these bytes, or with this number as int32, and what to do with it.
+# What a file is that begins with these bytes, and what to do with it; llm.c's files begin with a number as int32.
 KINDS = {b"version https://git-lfs": "a git-lfs pointer; `git lfs pull` downloads the file",
          b"\x93NUMPY": NPY, b"PAR1\x15": PARQUET, b"PK\3\4": "a zip archive, such as a .pt or .npz file",
          b"\x80\2\x8a\n": "a .pt file", b"\x80\4\x95": "a pickle", b"\x80\5\x95": "a pickle",
          b"\x1f\x8b\x08": "a gzip archive", b"\x28\xb5\x2f\xfd": "a zstd archive", b"\xfd7zXZ\0": "an xz archive",
-         b"BZh91AY&SY": "a bzip2 archive"}
-LLM_C = {20240326: "llm.c's model weights", 20240327: "llm.c's debug state", 20240328: "llm.c's tokenizer",
-         SHARD_MAGIC: "a shard of tokens, which train_gpt reads", EXAMPLES_MAGIC: "questions for train_gpt --hellaswag",
-         20240527: "llm.c's optimizer state", 20240801: "llm.c's Llama 3 tokens (uint32)",
-         20240803: "llm.c's Llama 3 weights"}
-KINDS.update((magic.to_bytes(4, "little"), kind) for magic, kind in LLM_C.items())
+         b"BZh91AY&SY": "a bzip2 archive", **{magic.to_bytes(4, "little"): kind for magic, kind in {
+             20240326: "llm.c's model weights", 20240327: "llm.c's debug state", 20240328: "llm.c's tokenizer",
+             SHARD_MAGIC: "a shard of tokens, which train_gpt reads",
+             EXAMPLES_MAGIC: "questions for train_gpt --hellaswag", 20240527: "llm.c's optimizer state",
+             20240801: "llm.c's Llama 3 tokens (uint32)", 20240803: "llm.c's Llama 3 weights"}.items()}}
 Example = collections.namedtuple("Example", "label context endings")
 
 
@@ -102,20 +101,19 @@ def load_tokenizer(name):
         from tokenizers import Tokenizer
     except ImportError as error:
         fail(f"{error}; --tokenizer needs tokenizers and huggingface_hub: pip install -r scripts/requirements.txt")
-    path = os.path.join(name, "tokenizer.json")
-    is_split = not os.path.exists(path) and os.path.exists(os.path.join(name, "vocab.json"))
-    if name == "gpt2" and not is_split and not os.path.exists(path):
+    path = next(filter(os.path.exists, (f"{name}/tokenizer.json", f"{name}/vocab.json")), None)
+    if name == "gpt2" and not path:
         try:
             path = hf_hub_download("openai-community/gpt2", "tokenizer.json")
         except Exception as error:      # which classes depends on the HTTP library
             fail(f"--tokenizer gpt2: could not download tokenizer.json from huggingface.co/openai-community/gpt2 "
                  f"({type(error).__name__}); download it to models/gpt2 by hand and use --tokenizer models/gpt2", 1)
-    if not os.path.exists(path) and not is_split:
+    if not path:
         fail(f"--tokenizer {name}: expected gpt2 or a folder with tokenizer.json, or with vocab.json and merges.txt, "
-             f"found no '{path}'; scripts/download.sh gpt2 downloads one")
-    config = read_json(os.path.join(name, "tokenizer_config.json"))
+             "found neither; scripts/download.sh gpt2 downloads one")
+    config = read_json(f"{name}/tokenizer_config.json")
     try:
-        content = join_files(name) if is_split else read_json(path)
+        content = join_files(name) if path.endswith("vocab.json") else read_json(path)
         declare_tokens(content, name, config)
         tokenizer = Tokenizer.from_str(json.dumps(content))
         for token in content["added_tokens"]:
