@@ -39,15 +39,15 @@ START = None            # marks the start of a document in lists of texts; becom
 WORDS = re.compile(r".*(?:\S(?=[ \n])|[^\W_](?=[\t-/:-@\[-`{}~、。，！？])|[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z]))", re.DOTALL)
 
 
-def read_text(path):
+def read_text(path, piece=PIECE, max_word=MAX_WORD):
     """Yields START and pieces of a text file, cut at the end of a word, where a cut does not change the tokens. A word
-    of more than MAX_WORD characters is cut too, to limit memory and time; its tokens at the cut may change."""
+    of more than max_word characters is cut too, to limit memory and time; its tokens at the cut may change."""
     with open(path, encoding="utf-8", newline="") as file:
         yield START
         pending, last = "", False
         while not last:
             searched = max(0, len(pending) - 1)     # the last character may end a word
-            block = file.read(PIECE)
+            block = file.read(piece)
             last = not block
             pending += block
             words, end = WORDS.match(pending, searched), 0
@@ -55,7 +55,7 @@ def read_text(path):
                 end = len(pending)
             elif words:
                 end = words.end()
-            elif len(pending) > MAX_WORD:
+            elif len(pending) > max_word:
                 separator = pending.rfind("<", -len(END_OF_TEXT))     # may begin <|endoftext|>
                 end = separator if separator > 0 else len(pending)
             for i, part in enumerate(pending[:end].split(END_OF_TEXT)):

@@ -26,8 +26,8 @@ from pyarrow import parquet
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "dev/tests"))
-import prepare_text as preparation
 import tokens
+from prepare_text import BATCH, START, read_text
 from runs import read_run
 from testing import expect, run_tests, write
 from tokens import END_OF_TEXT
@@ -210,11 +210,12 @@ def test_gpt2_vocabulary():
 
 # ---- prepare_text.py
 
-def documents_of(path):
-    """Returns the pieces of each document of a text file."""
+def documents_of(text, *sizes):
+    """Returns the pieces of each document of a text."""
+    write("pieces.txt", text)
     documents = []
-    for piece in preparation.read_text(path):
-        if piece is preparation.START:
+    for piece in read_text("pieces.txt", *sizes):
+        if piece is START:
             documents.append([])
         else:
             documents[-1].append(piece)
@@ -224,26 +225,21 @@ def documents_of(path):
 def test_pieces():
     characters = ["a", "b", "Z", "é", "東", "0", "7", "²", "٣", " ", " ", "\n", "\t", "\r\n", "\u00a0", "\x85", "\x1c",
                   "'", "'s", "n't", "_", "-", "|", "<", "!", "。", "，", "\u0301", "👍", "\ufeff", END_OF_TEXT]
-    tokenizer, draw, before = tokens.load_tokenizer("models/full"), random.Random(6), preparation.PIECE
-    different, largest = [], 0
-    for preparation.PIECE in (2, 3, 7, 16, 33) * 20:
+    tokenizer, draw, different, broken = tokens.load_tokenizer("models/full"), random.Random(6), [], []
+    for piece in (2, 3, 7, 16, 33) * 20:
         some = draw.sample(characters, draw.randrange(2, len(characters)))
         text = "".join(draw.choices(some, k=300))
-        write("pieces.txt", text)
-        expected, found = text.split(END_OF_TEXT), documents_of("pieces.txt")
+        expected, found = text.split(END_OF_TEXT), documents_of(text, piece)
         ids = [[token for ids in tokens.encode(tokenizer, pieces) for token in ids] for pieces in found]
         if ids != tokens.encode(tokenizer, expected) or ["".join(pieces) for pieces in found] != expected:
             different.append(text)
     expect(not different, "pieces of a text have the tokens of the whole text", repr(different[:1]))
-    preparation.MAX_WORD, before_word, broken = 60, preparation.MAX_WORD, []
     for shift in range(40):
         text = END_OF_TEXT.join(["!" * (200 + shift), "ACGT" * 50, "<" * (200 + shift), "C" * 70])
-        write("pieces.txt", text)
-        found = documents_of("pieces.txt")
+        found = documents_of(text, 33, 60)
         largest = max(len(piece) for pieces in found for piece in pieces)
-        if ["".join(pieces) for pieces in found] != text.split(END_OF_TEXT) or largest > 60 + preparation.PIECE:
+        if ["".join(pieces) for pieces in found] != text.split(END_OF_TEXT) or largest > 60 + 33:
             broken.append(text)
-    preparation.PIECE, preparation.MAX_WORD = before, before_word
     expect(not broken, "a long word is cut, but not <|endoftext|>", repr(broken[:1]))
 
 
@@ -296,7 +292,7 @@ def test_prepare():
            "killed after each shard and resumed: equal bytes, and no temporary file remains", f"{kills} kills")
     expect_ends(prepare_text("one", *how), 2, ["one/x_", "delete the old shards"], "old shards are rejected")
     settings = {"tokenizer": "gpt2", "field": "text", "shard_tokens": shard, "val_shards": 0, "inputs": [],
-                "batch": preparation.BATCH}
+                "batch": BATCH}
     write("one/x.progress.json", json.dumps({"settings": settings, "position": [1, 0, 5]}))
     expect_ends(prepare_text("one", *how), 2, ["tokenizer, inputs", "progress.json"],
                 "resuming with different options is rejected with their names")
