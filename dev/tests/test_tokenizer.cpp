@@ -76,6 +76,14 @@ static std::string decode(const Tokenizer& tokenizer, const std::vector<int>& to
     return text;
 }
 
+// Returns the tokens of a text with those that the template puts around it.
+static std::vector<int> all_tokens(const Tokenizer& tokenizer, const std::string& text) {
+    std::vector<int> tokens = tokenizer.before();
+    for (const std::vector<int>& more : {tokenizer.encode(text), tokenizer.after()})
+        tokens.insert(tokens.end(), more.begin(), more.end());
+    return tokens;
+}
+
 // Returns the number of texts whose tokens differ from those of Hugging Face's tokenizers (invalid UTF-8: of tiktoken).
 static int differences(const std::string& dir, const json& cases) {
     const Tokenizer tokenizer(dir);
@@ -109,12 +117,8 @@ TEST("tokenizer: cases") {
     for (const json& saved : read_json("data/reference/tokenizer/saved.json")) {
         const Tokenizer tokenizer(folder_of_json(saved["file"]));
         bool same = true;
-        for (const auto& [text, expected] : saved["tokens"].items()) {
-            std::vector<int> tokens = tokenizer.before();
-            for (const std::vector<int>& more : {tokenizer.encode(text), tokenizer.after()})
-                tokens.insert(tokens.end(), more.begin(), more.end());
-            same = same && tokens == expected;
-        }
+        for (const auto& [text, expected] : saved["tokens"].items())
+            same = same && all_tokens(tokenizer, text) == expected;
         expect(same, "tokens, including the post-processor's, equal those of " + saved["by"].get<std::string>());
     }
 }
@@ -169,9 +173,7 @@ TEST("tokenizer: tokenizer_config.json and added tokens") {
         const json others = json::parse(c.files);
         for (const auto& [name, content] : others.items()) files.push_back({name, content.dump()});
         const Tokenizer tokenizer(folder_of(files));
-        std::vector<int> tokens = tokenizer.before();
-        for (const std::vector<int>& more : {tokenizer.encode(c.text), tokenizer.after()})
-            tokens.insert(tokens.end(), more.begin(), more.end());
+        const std::vector<int> tokens = all_tokens(tokenizer, c.text);
         expect(tokens == c.tokens, std::string(c.kind) + " " + c.files, json(tokens).dump());
     }
     auto files = small_tokenizer("whole");
@@ -222,8 +224,8 @@ TEST("tokenizer: added tokens and template") {
     std::vector<int> prompt = tokenizer.encode("two words");
     prompt.insert(prompt.begin(), first);
     expect(small.encode("two words") == prompt, "a prompt begins with the template's tokens before the text");
-    std::vector<int> whole = prompt;
-    whole.push_back(second);
+    const std::vector<int> whole = all_tokens(tokenizer, "two words");
+    expect(whole.back() == second, "the tokens of a text end with the template's tokens after it");
     const std::vector<uint16_t> narrow(whole.begin(), whole.end());
     auto bytes = [](const auto& tokens) {
         const char* begin = reinterpret_cast<const char*>(tokens.data());
