@@ -25,11 +25,6 @@ except ImportError as error:
     matplotlib, missing = None, error
 
 
-def require_matplotlib():
-    if not matplotlib:
-        fail(f"{missing}; expected matplotlib: pip install -r scripts/requirements.txt")
-
-
 # Published results of GPT-2's weights, by (layers, channels): name; validation loss on OpenWebText, from nanoGPT's
 # README; HellaSwag acc_norm, from llm.c's dev/data/hellaswag.py.
 GPT2 = {(12, 768): ("124M", 3.12, 0.2955), (24, 1024): ("350M", 2.84, None), (36, 1280): ("774M", 2.67, None),
@@ -228,7 +223,8 @@ def main():
     parser.add_argument("--x", choices=["steps", "tokens", "time", "flops"], default="steps",
                         help="horizontal axis (default: %(default)s); time counts training steps only, no evaluation")
     options = parse_arguments(parser)
-    require_matplotlib()
+    if not matplotlib:
+        fail(f"{missing}; expected matplotlib: pip install -r scripts/requirements.txt")
     out = options.out or os.path.join(options.runs[0], "plot.html" if options.watch else "plot.png")
     print(out, flush=True)
     for runs in follow(options):
