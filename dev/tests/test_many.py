@@ -25,7 +25,7 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True
-from testing import expect, finish, wait_for
+from testing import expect, finish, wait_for, write
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TIMEOUT = 120       # seconds for each run
@@ -256,8 +256,7 @@ def write_reference(name):
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     config["vocab_size"] = int(metadata["vocab"])     # the other sizes are equal
-    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
-        json.dump(config, file)
+    write(os.path.join(folder, "config.json"), json.dumps(config))
     header, data = {}, b""
     for key in values:
         if key.startswith("param/"):
@@ -267,13 +266,11 @@ def write_reference(name):
                                "data_offsets": [len(data) - len(packed), len(data)]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + data)
+    write(os.path.join(folder, "model.safetensors"), struct.pack("<Q", len(text)) + text + data)
     length = int(metadata["T"]) + 1
     for i in range(0, len(values["tokens"]), length):
-        with open(os.path.join(folder, f"{i:06d}.bin"), "wb") as file:
-            file.write(struct.pack("<256i", 20240520, 1, length, *[0] * 253))
-            file.write(struct.pack(f"<{length}H", *values["tokens"][i:i + length]))
+        write(os.path.join(folder, f"{i:06d}.bin"), struct.pack("<256i", 20240520, 1, length, *[0] * 253) +
+              struct.pack(f"<{length}H", *values["tokens"][i:i + length]))
     return metadata, values, folder
 
 
@@ -458,15 +455,13 @@ def test_spikes():
                             (pairs_of_ranks(), 2, ["--zero", 1, "--tensor-parallel", 2])):
         batch = ranks // t * MICRO
         text = bytearray(b"the cat sat on a big mat" * (batch * 151 // 24))    # a sequence of 24 tokens, repeated
-        files = {name: path(name + ".txt") for name in ("calm", "spiky")}
-        for file in files.values():
-            with open(file, "wb") as out:
-                out.write(text)
+        for file in ("calm.txt", "spiky.txt"):
+            write(path(file), text)
             text[141 * batch - MICRO + 1:141 * batch] = random.Random(1).randbytes(MICRO - 1)
         common = ["--total-batch", batch, "--lr", 1e-2, "--schedule", "constant", "--shuffle", "no", "--val-fraction",
                   0, *CHECKPOINT, *words]
-        calm = train(ranks, "calm", *common, "--data", files["calm"], "--steps", 149, "--skip-spikes", 12)
-        spiky = train(ranks, "spiky", *common, "--data", files["spiky"], "--steps", 150, "--skip-spikes", 6)
+        calm = train(ranks, "calm", *common, "--data", path("calm.txt"), "--steps", 149, "--skip-spikes", 12)
+        spiky = train(ranks, "spiky", *common, "--data", path("spiky.txt"), "--steps", 150, "--skip-spikes", 6)
         title = f"{ranks} ranks, {' '.join(map(str, words))}: "
         if calm.code or spiky.code:
             expect(False, title + "the runs end with exit code 0", f"{calm} {spiky}")
