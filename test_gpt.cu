@@ -990,11 +990,10 @@ void try_linear_backward(const std::string& name, const std::vector<MatmulSize>&
             return outputs(dinp, d_db);
         };
         Numbers expected(N * C);
-        for (size_t i = 0; i < N * C; i++) {
+        for (size_t i = 0; i < N * C; i++)
             expected[i] = sum_of_products<G>(OC, [&](size_t o) {
                 return Number(dout.values[i / C * OC + o]) * w.values[i % C * OC + o];
             });
-        }
         plain.compare<floatX>("dinp", plain.run([&] { return run(false); })[0], expected);
         for (Trial* trial : {&separate, &fused}) {
             const bool fuses = trial == &fused && !dout.tensor.fp8.x;
@@ -1277,13 +1276,12 @@ private:
 // ==== Newton-Schulz ==========================================================
 
 // X (rows, columns) by Newton-Schulz iterations in double precision.
-std::vector<double> newton_schulz_reference(std::vector<double> x, size_t rows, size_t columns) {
+Values newton_schulz_reference(Values x, size_t rows, size_t columns) {
     const auto [a, b, c] = NEWTON_SCHULZ;
-    typedef std::vector<double> Doubles;
     // p (M, N) = alpha A (M, K) B (K, N) + beta add
-    auto product = [](const Doubles& A, const Doubles& B, size_t M, size_t N, double alpha, double beta,
-                      const Doubles& add) {
-        Doubles p(M * N);
+    auto product = [](const Values& A, const Values& B, size_t M, size_t N, double alpha, double beta,
+                      const Values& add) {
+        Values p(M * N);
         const size_t K = A.size() / M;
         for (size_t i = 0; i < M; i++)
             for (size_t j = 0; j < N; j++) {
@@ -1293,9 +1291,7 @@ std::vector<double> newton_schulz_reference(std::vector<double> x, size_t rows, 
         return p;
     };
     for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
-        Doubles transposed(x.size());
-        for (size_t i = 0; i < x.size(); i++) transposed[i % columns * rows + i / columns] = x[i];
-        const Doubles gram = product(x, transposed, rows, rows, 1, 0, Doubles(rows * rows));
+        const Values gram = product(x, transposed_values(x, rows, columns), rows, rows, 1, 0, Values(rows * rows));
         x = product(product(gram, gram, rows, rows, c, b, gram), x, rows, columns, 1, a, x);
     }
     return x;
@@ -1304,17 +1300,14 @@ std::vector<double> newton_schulz_reference(std::vector<double> x, size_t rows, 
 TEST("kernels: Newton-Schulz") {
     Near near("Newton-Schulz iterations equal the double-precision reference's");
     for (auto [rows, columns] : {std::pair<size_t, size_t>{48, 48}, {16, 80}, {272, 48}}) {
-        const Values x = random_values<floatX>(rows * columns, -0.5, 0.5);
-        double squares = 0;
-        for (double v : x) squares += v * v;
-        std::vector<double> unit(x.begin(), x.end());
-        for (double& v : unit) v = static_cast<float>(floatX(float(v / std::sqrt(squares))));
+        Values unit = random_values<floatX>(rows * columns, -0.5, 0.5);
+        const double norm = std::sqrt(std::inner_product(unit.begin(), unit.end(), unit.begin(), 0.0));
+        for (double& v : unit) v = stored_as<floatX>(v / norm);
         Values all(2 * (rows * columns + std::pow(std::min(rows, columns), 2)));
         std::copy(unit.begin(), unit.end(), all.begin());
         const DeviceArray<floatX> scratch(all);
-        const std::vector<floatX> got = from_device(newton_schulz(scratch, rows, columns), rows * columns);
-        const std::vector<float> found(got.begin(), got.end());
-        const std::vector<double> expected = newton_schulz_reference(unit, rows, columns);
+        const Floats found = floats_from_device(newton_schulz(scratch, rows, columns), rows * columns);
+        const Values expected = newton_schulz_reference(unit, rows, columns);
         near.see(format("%zu x %zu", rows, columns), relative_l2(found, {expected.begin(), expected.end()}),
                  FLOATX == DType::FP32 ? 1e-5 : FLOATX == DType::FP16 ? 1e-2 : 5e-2);
     }
