@@ -2019,23 +2019,24 @@ TEST("graphs") {
 
 LossScale dynamic_scale(float scale) { return {scale, 0, 0, GROWTH_INTERVAL}; }
 
-// Returns the scale after steps with these norms of the scaled gradients.
+// Returns the scale after steps with these norms of the scaled gradients and, with `spikes`, this loss.
 struct ScaleAndFactor : LossScale { float factor; };   // factor: Step::factor of the last step
-ScaleAndFactor after_norms(const LossScale& s, const Values& norms) {
-    const DeviceArray<Step> step(1);
-    set_step(step, {});
+ScaleAndFactor after_norms(const LossScale& s, const Values& norms, double loss = 0, Spikes* spikes = nullptr) {
+    Step settings = {};
+    settings.max_z = 4;
+    const DeviceArray<Step> step(std::vector<Step>{settings});
     const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{s});
     for (double scaled : norms) {
-        const DeviceArray<float> partials(Values{scaled * scaled});
-        gradient_norm(step, loss_scale, partials, 1);
+        const DeviceArray<float> partials(Values{scaled * scaled, loss});
+        gradient_norm(step, loss_scale, partials, 1, spikes);
     }
     return {fetch<LossScale>(loss_scale), fetch<Step>(step).factor};
 }
+bool is(const ScaleAndFactor& s, float scale, float factor, float good, float skipped) {
+    return s.scale == scale && s.factor == factor && s.good_steps == good && s.skipped == skipped;
+}
 
 TEST("loss scaling: the scale") {
-    auto is = [](const ScaleAndFactor& s, float scale, float factor, float good, float skipped) {
-        return s.scale == scale && s.factor == factor && s.good_steps == good && s.skipped == skipped;
-    };
     const LossScale first = dynamic_scale(FIRST_LOSS_SCALE);
     const ScaleAndFactor once = after_norms(first, {3, INFINITY}), nan = after_norms(first, {NAN});
     expect(is(once, 32768, 0, 0, 1) && is(nan, 32768, 0, 0, 1) && is(after_norms(once, {5}), 32768, 1 / 32768.0f, 1, 1),
@@ -2085,9 +2086,9 @@ void run_micro_batch(Model& m, const LossScale& scale) {
 }
 
 std::vector<Floats> weights_and_moments(const Model& m) {
-    std::vector<Floats> all = {floats_from_device(m.weights, m.layout.elements())};
-    for (const float* block : {m.master, m.adam_m, m.adam_v}) all.push_back(from_device(block, m.layout.elements()));
-    return all;
+    const size_t n = m.layout.elements();
+    return {floats_from_device(m.weights, n), from_device(m.master, n), from_device(m.adam_m, n),
+            from_device(m.adam_v, layout_of_v(m.setup).elements())};
 }
 
 Setup loss_scaling_setup(DType grad_dtype = DType::FP32) {
@@ -2161,12 +2162,6 @@ double z_of_last(const Values& values) {
     return variance > 0 ? (values.back() - mean) / sqrt(variance) : 0;
 }
 
-Step spike_step(float norm) {
-    Step s = {};
-    s.norm = norm, s.factor = 0.5f, s.max_z = 4;
-    return s;
-}
-
 // Compares z-scores and decisions with z_of_last() after each step. skipped: the expected ones, counted from 0.
 void try_spikes(const std::string& text, const Values& losses, const Values& norms, const std::set<size_t>& skipped) {
     const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{{}});
@@ -2174,7 +2169,9 @@ void try_spikes(const std::string& text, const Values& losses, const Values& nor
     double error = 0;
     bool right = true;
     for (size_t i = 0; i < losses.size(); i++) {
-        const DeviceArray<Step> step(std::vector<Step>{spike_step(float(norms[i]))});
+        Step s = {};
+        s.norm = float(norms[i]), s.factor = 0.5f, s.max_z = 4;
+        const DeviceArray<Step> step(std::vector<Step>{s});
         skip_spike(step, loss_scale, spikes, DeviceArray<float>(Values{losses[i]}));
         const Spikes found = fetch<Spikes>(spikes);
         for (auto [values, z] : {std::pair<const Values*, double>{&losses, found.loss.z}, {&norms, found.norm.z}}) {
@@ -2207,25 +2204,18 @@ TEST("spikes: z-scores") {
 }
 
 TEST("spikes: with a loss scale") {
-    // Returns the scale and the factor after a step with these loss and norm, whose windows are full of 1.
-    auto after = [](LossScale s, float loss, float scaled_norm) {
-        Spikes full;
-        for (int i = 0; i < SPIKE_STEPS; i++) full.push(1, 1);
-        const DeviceArray<LossScale> loss_scale(std::vector<LossScale>{s});
-        const DeviceArray<Spikes> spikes(std::vector<Spikes>{full});
-        const DeviceArray<Step> step(std::vector<Step>{spike_step(0)});
-        const DeviceArray<float> partials(Values{scaled_norm * scaled_norm, loss});
-        gradient_norm(step, loss_scale, partials, 1, spikes);
-        const LossScale found = fetch<LossScale>(loss_scale);
-        return Floats{found.scale, found.good_steps, found.skipped, fetch<Step>(step).factor};
+    Spikes full;
+    for (int i = 0; i < SPIKE_STEPS; i++) full.push(1, 1);
+    auto after = [&](const LossScale& s, double loss, double scaled_norm) {
+        return after_norms(s, {scaled_norm}, loss, DeviceArray<Spikes>(std::vector<Spikes>{full}));
     };
     const LossScale dynamic = {64, 5, 2, GROWTH_INTERVAL}, fixed = {64, 0, 2};
-    expect(after(dynamic, 1, 64) == Floats{64, 6, 2, 1 / 64.0f}, "a normal step is not skipped");
-    expect(after(dynamic, 9, 64) == Floats{64, 6, 3, 0} && after(dynamic, 1, 640) == Floats{64, 6, 3, 0} &&
-               after(fixed, 9, 64) == Floats{64, 0, 3, 0},
+    expect(is(after(dynamic, 1, 64), 64, 1 / 64.0f, 6, 2), "a normal step is not skipped");
+    expect(is(after(dynamic, 9, 64), 64, 0, 6, 3) && is(after(dynamic, 1, 640), 64, 0, 6, 3) &&
+               is(after(fixed, 9, 64), 64, 0, 0, 3),
            "a spike of the loss or of the unscaled norm is skipped and does not halve the scale");
-    expect(after(dynamic, 9, INFINITY) == Floats{32, 0, 3, 0}, "an overflow halves the scale and is counted once");
-    expect(after(fixed, 9, INFINITY) == Floats{64, 0, 2, 1 / 64.0f},
+    expect(is(after(dynamic, 9, INFINITY), 32, 0, 0, 3), "an overflow halves the scale and is counted once");
+    expect(is(after(fixed, 9, INFINITY), 64, 1 / 64.0f, 0, 2),
            "with a fixed scale an infinite norm is not skipped, whatever the loss is");
 }
 
@@ -2240,19 +2230,18 @@ TEST("spikes: a skipped step") {
             Spikes spikes;
             for (int i = 0; i < SPIKE_STEPS; i++) spikes.push(5.5f + i % 2, norm * (1 + i % 3));
             set_spikes(m, spikes);
+            take_loss(m);
             run_micro_batch(m, dynamic_scale(1024));
             Step step = adamw_settings({}, 0);
             step.max_z = 4, step.tokens = float(s.N());
-            auto state = [&] {
-                const size_t n = m.layout.elements();
-                return std::vector<Floats>{floats_from_device(m.weights, n), from_device(m.master, n),
-                                           from_device(m.adam_m, n),
-                                           from_device(m.adam_v, layout_of_v(s).elements())};
-            };
-            const std::vector<Floats> before = state();
+            const std::vector<Floats> before = weights_and_moments(m);
             update(m, step);
-            return std::pair{before, state()};
+            return std::pair{before, weights_and_moments(m)};
         };
+        const auto [start, updated] = step_after_norms(1e4f);
+        bool all_changed = fetch(m.a.loss_scale()).skipped == 0;
+        for (size_t i = 0; i < start.size(); i++) all_changed = all_changed && start[i] != updated[i];
+        expect(all_changed, "a norm below those of the window is not skipped");
         const auto [before, after] = step_after_norms(1e-4f);
         const LossScale scale = fetch(m.a.loss_scale());
         const Floats left = gradients(m);
@@ -2261,10 +2250,6 @@ TEST("spikes: a skipped step") {
                    fabs(fetch(m.a.spikes()).loss.values[SPIKE_STEPS - 1] / loss - 1) < 1e-6,
                format("a spike of the norm leaves weights and moments unchanged: %s, gradients in %s",
                       optimizer == Optimizer::MUON ? "muon" : "adamw", name_of(grad_dtype)));
-        const auto [start, updated] = step_after_norms(1e4f);
-        bool all_changed = true;
-        for (size_t i = 0; i < start.size(); i++) all_changed = all_changed && start[i] != updated[i];
-        expect(all_changed && fetch(m.a.loss_scale()).skipped == 0, "a norm below those of the window is not skipped");
     }
 }
 
