@@ -311,7 +311,8 @@ void reject_folder(const std::string& what, const std::string& file, const std::
 
 // Splits the weights of @/ours into two shards; expects that a wrong index and a wrong shard are rejected.
 void test_bad_shards(const std::vector<RawTensor>& tensors) {
-    const std::string index = "@/sharded/model.safetensors.index.json", NAME = "h.1.ln_1.bias";
+    const std::string index = "@/sharded/model.safetensors.index.json", NAME = "h.1.ln_1.bias",
+                      COMMAND = "eval --from @/sharded --data @/eval_50.bin";
     copy_files("@/ours", "@/sharded");
     fs::remove(scratch("@/sharded/model.safetensors"));
     json map;
@@ -325,7 +326,7 @@ void test_bad_shards(const std::vector<RawTensor>& tensors) {
     };
     auto reject_index = [&](const std::string& what, const json& content, const Texts& named) {
         write_json(scratch(index), content);
-        reject(what, "eval --from @/sharded --data @/eval_50.bin", named);
+        reject(what, COMMAND, named);
     };
     write_part("rest.safetensors", "");
     reject_index("a shard that is missing", {{"weight_map", map}}, {"@/sharded/h.safetensors: No such file"});
@@ -345,17 +346,15 @@ void test_bad_shards(const std::vector<RawTensor>& tensors) {
     reject_index("an index without weight_map", {{"metadata", 1}}, {index, "weight_map"});
     reject_index("a tensor missing in the index", {{"weight_map", fewer}}, {"@/sharded/h.safetensors", NAME});
     fs::remove(scratch(index));
-    write_bytes("@/sharded/pytorch_model.bin", "PK");
-    reject("a folder with weights in PyTorch's format", "eval --from @/sharded --data @/eval_50.bin",
-           {"@/sharded", "pytorch_model.bin", "safe_serialization=True"});
-    fs::rename(scratch("@/sharded/pytorch_model.bin"), scratch("@/sharded/pytorch_model-00001-of-00002.bin"));
-    reject("a folder with sharded weights in PyTorch's format", "eval --from @/sharded --data @/eval_50.bin",
-           {"@/sharded", "pytorch_model-00001-of-00002.bin", "safe_serialization=True"});
+    for (const std::string name : {"pytorch_model-00001-of-00002.bin", "pytorch_model.bin"}) {
+        write_bytes("@/sharded/" + name, "PK");
+        reject("a folder with " + name, COMMAND, {"@/sharded", name, "safe_serialization=True"});
+        fs::remove(scratch("@/sharded/" + name));
+    }
     fs::remove(scratch("@/sharded/config.json"));
     write_bytes("@/sharded/adapter_config.json", "{}");
-    reject("a PEFT adapter", "eval --from @/sharded --data @/eval_50.bin",
+    reject("a PEFT adapter", COMMAND,
            {"@/sharded", "PEFT", "adapter_config.json", "config.json of a whole model", "merge_and_unload"});
-    write_bytes("@/sharded/config.json", "{}");
 }
 
 // Expects that safetensors files are rejected if the header is valid JSON but violates the format.
