@@ -166,6 +166,9 @@ void test_unreadable_data() {
     fs::permissions(scratch("@/locked"), fs::perms::owner_all);
 }
 
+// The content of a file in a clone without git-lfs.
+const std::string POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
+
 TEST("bad data") {
     need_our_folder();
     need_first_run();
@@ -173,7 +176,6 @@ TEST("bad data") {
     const std::vector<uint16_t> tokens(50, 7);
     std::vector<uint16_t> large = tokens;
     large[12] = 300;
-    const std::string POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
     const std::pair<const char*, std::string> FILES[] = {
         {"empty.txt", ""}, {"short.bin", std::string(100, 'x')}, {"magic.bin", shard(tokens, 7)},
         {"version.bin", shard(tokens, SHARD_MAGIC, 2)}, {"cut.bin", shard(tokens).substr(0, 1024 + 80)},
@@ -248,15 +250,13 @@ TEST("bad folders") {
     const std::string moments = "@/first/step_000010/optimizer.state", whole = read_bytes(moments);
     std::vector<RawTensor> negative = raw_tensors(moments);
     tensor_named("v/wpe.weight", negative).bytes.replace(8, 4, bytes_of(Floats{-1e-9f}));
-    auto scaled = [](const char* scale) {
-        return format("{\"step\": 10, \"next_window\": 1, \"options\": {\"loss-scaling\": \"dynamic\"}, "
-                      "\"loss_scaling\": {\"scale\": %s, \"good_steps\": 0, \"skipped_steps\": 0}}", scale);
-    };
+    auto with = [](const std::string& entries) { return "{\"step\": 10, \"next_window\": 1, " + entries + "}"; };
     std::vector<std::tuple<const char*, std::string, Texts>> cases = {
         {"trainer.json", "{\"step\": 10", {"JSON"}},
         {"trainer.json", "{\"step\": 10}", {"next_window"}},
-        {"trainer.json", "{\"step\": 10, \"next_window\": 1, \"options\": {\"lr\": \"fast\"}}",
-         {"lr", "fast", "a number"}},
+        {"trainer.json", with("\"options\": {\"lr\": \"fast\"}"), {"lr", "fast", "a number"}},
+        {"trainer.json", with("\"tokens\": -1"), {"tokens", "-1"}},
+        {"trainer.json", with("\"last_norms\": " + json(std::vector<int>(129)).dump()), {"last_norms", "128"}},
         {"optimizer.state", safetensors(negative), {"v/wpe.weight", "-1e-09"}},
         {"optimizer.state", whole.substr(0, whole.size() / 2), {"truncated"}}};
     for (const char* step : {"-1", "9", "10.5", "true", "1e300", "18446744073709551626", "\"10\""})
@@ -265,18 +265,15 @@ TEST("bad folders") {
         cases.push_back({"trainer.json", format("{\"step\": 10, \"next_window\": %s}", window),
                          {"next_window", window}});
     for (const char* noise : {"1", "[1]", "[1, null]"})
-        cases.push_back({"trainer.json", format("{\"step\": 10, \"next_window\": 1, \"noise\": %s}", noise),
-                         {"noise", "two numbers"}});
-    cases.push_back({"trainer.json", "{\"step\": 10, \"next_window\": 1, \"tokens\": -1}", {"tokens", "-1"}});
+        cases.push_back({"trainer.json", with(format("\"noise\": %s", noise)), {"noise", "two numbers"}});
     for (const char* list : {"1", "[null]", "[-1e+39]", "{}"})
         for (const char* key : {"last_losses", "last_norms"})
-            cases.push_back({"trainer.json", format("{\"step\": 10, \"next_window\": 1, \"%s\": %s}", key, list),
+            cases.push_back({"trainer.json", with(format("\"%s\": %s", key, list)),
                              {key, list, "at most 128 FP32 numbers"}});
-    const std::string too_many = json(std::vector<int>(129)).dump();
-    cases.push_back({"trainer.json", "{\"step\": 10, \"next_window\": 1, \"last_norms\": " + too_many + "}",
-                     {"last_norms", "128"}});
     for (const char* scale : {"0", "33554432", "1.5", "null"})
-        cases.push_back({"trainer.json", scaled(scale), {"scale", scale}});
+        cases.push_back({"trainer.json",
+                         with(format("\"options\": {\"loss-scaling\": \"dynamic\"}, \"loss_scaling\": {\"scale\": %s, "
+                                     "\"good_steps\": 0, \"skipped_steps\": 0}", scale)), {"scale", scale}});
     auto damage = [](const std::string& file, const std::string& bytes) {
         copy_files("@/first", "@/damaged");
         write_bytes("@/damaged/step_000010/" + file, bytes);
@@ -406,9 +403,8 @@ TEST("bad checkpoints") {
                   {"header"});
     test_bad_shards(tensors);
     test_bad_headers();
-    const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 548105171\n";
     for (const char* name : {"model.safetensors", "config.json"})
-        reject_folder(std::string(name) + " of a clone without git-lfs", name, pointer, {"git lfs pull"});
+        reject_folder(std::string(name) + " of a clone without git-lfs", name, POINTER, {"git lfs pull"});
 
     const std::string NAME = "h.1.mlp.c_fc.bias";
     const size_t n = 4 * read_config(scratch("@/ours/config.json")).channels;   // number of elements
