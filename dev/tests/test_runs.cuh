@@ -98,6 +98,12 @@ json record_of(const std::string& out, size_t line) {
     return line < log.size() ? json::parse(log[line]) : json::object();
 }
 
+bool has_paths(const json& record, std::vector<const char*> paths) {
+    return record.is_object() && std::all_of(paths.begin(), paths.end(), [&](const char* path) {
+        return record.contains(json::json_pointer(path));
+    });
+}
+
 // Blocks until `count` records are logged, for at most a minute.
 void wait_for_steps(const std::string& out, size_t count = 3) {
     for (int i = 0; i < 60000 && log_of(out).size() < count; i++) usleep(1000);
@@ -755,16 +761,14 @@ TEST("runs: log") {
     std::istringstream lines(read_bytes("@/log/log.jsonl"));
     std::vector<json> records;
     for (std::string line; std::getline(lines, line);) records.push_back(json::parse(line, nullptr, false));
-    auto has = [](const json& record, std::vector<const char*> keys) {
-        return std::all_of(keys.begin(), keys.end(), [&](const char* key) { return record.contains(key); });
-    };
-    bool right = outcome.code == 0 && records.size() == 6 && has(records[0], {"run"}) &&
-                 has(records[0]["run"], {"options", "model", "device", "cuda_runtime", "cuda_driver", "cublaslt",
-                                         "peak_flops", "gpus", "flops_per_token"}) &&
+    bool right = outcome.code == 0 && records.size() == 6 &&
+                 has_paths(records[0], {"/run/device", "/run/cuda_runtime", "/run/cuda_driver", "/run/cublaslt",
+                                        "/run/peak_flops", "/run/gpus", "/run/flops_per_token"}) &&
                  records[0]["run"]["options"]["total-batch"] == 112 && records[0]["run"]["model"]["vocab"] == 256;
     for (size_t i = 1; right && i < 4; i++)
-        right = has(records[i], {"loss", "norm", "lr", "ms", "tokens_per_s", "mfu", "hfu"}) && records[i]["step"] == i;
-    expect_run(right && has(records[4], {"val_loss"}) && records[4]["step"] == 3 && has_end("@/log", "complete"),
+        right = has_paths(records[i], {"/loss", "/norm", "/lr", "/ms", "/tokens_per_s", "/mfu", "/hfu"}) &&
+                records[i]["step"] == i;
+    expect_run(right && records[4].contains("val_loss") && records[4]["step"] == 3 && has_end("@/log", "complete"),
                "log.jsonl holds the run, each step, each evaluation and the end, one object per line", outcome);
     if (!right) return;
     const json start = records[0]["run"], flops = start["flops_per_token"];
@@ -978,12 +982,6 @@ TEST("runs: trace") {
 // ==== plan ===================================================================
 
 const std::string BATCH = "--gpu-memory 80GB --total-batch 4194304 --bandwidth 50 ";
-
-bool has_paths(const json& record, std::vector<const char*> paths) {
-    return record.is_object() && std::all_of(paths.begin(), paths.end(), [&](const char* path) {
-        return record.contains(json::json_pointer(path));
-    });
-}
 
 TEST("runs: plan") {
     const std::string GPT2 = "plan --model gpt2 --gpu-memory 80GB --json ";
