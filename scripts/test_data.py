@@ -196,6 +196,10 @@ def test_split_tokenizer():
             os.remove("models/bad/tokenizer_config.json")
         expect_ends(script("tokens.py", "encode", "x", "--tokenizer", "models/bad"), 2, words,
                     f"a tokenizer with the {name} {content[:30]!r} is rejected")
+    os.remove("models/split/tokenizer_config.json")
+    write("models/split/special_tokens_map.json", json.dumps({"mask_token": "<m>", "pad_token": {"content": "<new>"}}))
+    expect(tokens.encode(tokens.load_tokenizer("models/split"), ["<m><new>"]) == [[size + 2, size + 1]],
+           "special tokens that have only a name get the next ids, in train_gpt's order")
 
 
 def test_gpt2_vocabulary():

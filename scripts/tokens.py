@@ -18,6 +18,8 @@ import sys
 
 END_OF_TEXT = "<|endoftext|>"
 MAX_VOCABULARY = 1 << 16            # tokens are stored as uint16
+SPECIAL_TOKENS = (*(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")),
+                  "additional_special_tokens", "extra_special_tokens")      # new ones get ids in this order
 SHARD_MAGIC, EXAMPLES_MAGIC = 20240520, 20240522
 NPY, PARQUET = "a .npy file, which --tokenizer nanogpt reads", "a parquet file, whose name must end with .parquet"
 # What a file is that begins with these bytes, and what to do with it; llm.c's files begin with a number as int32.
@@ -72,25 +74,28 @@ def join_files(folder):
             "added_tokens": [], "pre_tokenizer": byte_level, "decoder": byte_level}
 
 
-def declare_tokens(content, folder, config):
-    """Adds the tokens that the other files of a folder declare to the content of tokenizer.json, as train_gpt does.
-    An added_tokens_decoder in tokenizer_config.json replaces special_tokens_map.json and added_tokens.json."""
-    decoder = config.get("added_tokens_decoder")
-    old = {} if decoder else read_json(f"{folder}/added_tokens.json")
-    named = config if decoder else {**config, **read_json(f"{folder}/special_tokens_map.json")}
-    lists = [value if isinstance(value, list) else [value]
-             for name, value in named.items() if name.endswith(("_token", "_special_tokens"))]
-    special = {END_OF_TEXT, *(token["content"] if isinstance(token, dict) else token for token in sum(lists, []))}
-    vocabulary = content["model"]["vocab"]
-    entries = {**{vocabulary[text]: {"content": text} for text in special if text in vocabulary},
-               **{id: {"content": text} for text, id in old.items()},
-               **{int(id): entry for id, entry in (decoder or {}).items()}}
-    known = {token["content"] for token in content["added_tokens"]}
-    defaults = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+def declare_tokens(tokenizer, folder, config):
+    """Adds the tokens that the other files of a folder declare to a tokenizer, as train_gpt does. An
+    added_tokens_decoder in tokenizer_config.json replaces special_tokens_map.json and added_tokens.json."""
+    from tokenizers import AddedToken
+    if "added_tokens_decoder" in config:
+        named, entries = config, {int(id): entry for id, entry in config["added_tokens_decoder"].items()}
+    else:
+        named = {**config, **read_json(f"{folder}/special_tokens_map.json")}
+        entries = {id: {"content": text} for text, id in read_json(f"{folder}/added_tokens.json").items()}
+    values = [named.get(name) for name in SPECIAL_TOKENS]
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    special = [token["content"] if isinstance(token, dict) else token for token in sum(lists, []) if token]
+    if tokenizer.token_to_id(END_OF_TEXT) is not None:
+        special.append(END_OF_TEXT)
     for id, entry in sorted(entries.items()):
-        if entry["content"] not in known:
-            entry["special"] = entry.get("special", False) or entry["content"] in special
-            content["added_tokens"].append({**defaults, **entry, "id": id})
+        options = {name: entry[name] for name in ("single_word", "lstrip", "rstrip", "normalized") if name in entry}
+        text, is_special = entry["content"], entry.get("special", False) or entry["content"] in special
+        (tokenizer.add_special_tokens if is_special else tokenizer.add_tokens)([AddedToken(text, **options)])
+        if tokenizer.token_to_id(text) != id:
+            fail(f"--tokenizer {folder}: the added token '{text}' has the id {id}, expected "
+                 f"{tokenizer.token_to_id(text)}")
+    tokenizer.add_special_tokens(special)
 
 
 def load_tokenizer(name):
@@ -114,12 +119,8 @@ def load_tokenizer(name):
     config = read_json(f"{name}/tokenizer_config.json")
     try:
         content = join_files(name) if path.endswith("vocab.json") else read_json(path)
-        declare_tokens(content, name, config)
         tokenizer = Tokenizer.from_str(json.dumps(content))
-        for token in content["added_tokens"]:
-            text, id, expected = token["content"], token["id"], tokenizer.token_to_id(token["content"])
-            if id != expected:
-                fail(f"--tokenizer {name}: the added token '{text}' has the id {id}, expected {expected}")
+        declare_tokens(tokenizer, name, config)
     except Exception as error:          # the package raises plain Exception
         fail(f"--tokenizer {name}: {type(error).__name__}: {error}")
     if config.get("add_prefix_space") or '"add_prefix_space": true' in json.dumps(content.get("pre_tokenizer")):
