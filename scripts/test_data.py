@@ -174,7 +174,7 @@ def test_split_tokenizer():
     size = len(model["vocab"])
     write("models/split/added_tokens.json", json.dumps({END_OF_TEXT: 0, "<pad>": size}))
     added = {size: {"content": "<pad>", "special": True}, size + 1: {"content": "<x>", "lstrip": True}}
-    write("models/split/tokenizer_config.json", json.dumps({"added_tokens_decoder": added}))
+    write("models/split/tokenizer_config.json", json.dumps({"added_tokens_decoder": added, "extra_special_tokens": {}}))
     split, text = tokens.load_tokenizer("models/split"), made_text(random.Random(5), 2000)
     a, b = tokens.encode(whole, ["a", "b"])
     expect(tokens.encode(split, [text, f"{END_OF_TEXT}a <x>b<pad>"]) ==
@@ -197,8 +197,9 @@ def test_split_tokenizer():
         expect_ends(script("tokens.py", "encode", "x", "--tokenizer", "models/bad"), 2, words,
                     f"a tokenizer with the {name} {content[:30]!r} is rejected")
     os.remove("models/split/tokenizer_config.json")
-    write("models/split/special_tokens_map.json", json.dumps({"mask_token": "<m>", "pad_token": {"content": "<new>"}}))
-    expect(tokens.encode(tokens.load_tokenizer("models/split"), ["<m><new>"]) == [[size + 2, size + 1]],
+    write("models/split/special_tokens_map.json", json.dumps(
+        {"extra_special_tokens": {"x": "<x>"}, "mask_token": "<m>", "pad_token": {"content": "<new>"}}))
+    expect(tokens.encode(tokens.load_tokenizer("models/split"), ["<m><new><x>"]) == [[size + 2, size + 1, size + 3]],
            "special tokens that have only a name get the next ids, in train_gpt's order")
 
 

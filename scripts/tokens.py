@@ -74,6 +74,13 @@ def join_files(folder):
             "added_tokens": [], "pre_tokenizer": byte_level, "decoder": byte_level}
 
 
+def texts_of(token):
+    """Returns the text of a token, which may be an object with "content", or of each in a list or object of tokens."""
+    if isinstance(token, dict):
+        return [token["content"]] if "content" in token else texts_of([*token.values()])
+    return sum(map(texts_of, token), []) if isinstance(token, list) else [token] * bool(token)
+
+
 def declare_tokens(tokenizer, folder, config):
     """Adds the tokens that the other files of a folder declare to a tokenizer, as train_gpt does. An
     added_tokens_decoder in tokenizer_config.json replaces special_tokens_map.json and added_tokens.json."""
@@ -83,9 +90,7 @@ def declare_tokens(tokenizer, folder, config):
     else:
         named = {**config, **read_json(f"{folder}/special_tokens_map.json")}
         entries = {id: {"content": text} for text, id in read_json(f"{folder}/added_tokens.json").items()}
-    values = [named.get(name) for name in SPECIAL_TOKENS]
-    lists = [value if isinstance(value, list) else [value] for value in values]
-    special = [token["content"] if isinstance(token, dict) else token for token in sum(lists, []) if token]
+    special = texts_of([named.get(name) for name in SPECIAL_TOKENS])
     if tokenizer.token_to_id(END_OF_TEXT) is not None:
         special.append(END_OF_TEXT)
     for id, entry in sorted(entries.items()):
