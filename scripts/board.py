@@ -9,11 +9,11 @@ Needs the package tensorboard, or wandb with --wandb. If a run resumed from a ch
 later of two equal steps; Weights & Biases keeps both.
 """
 import argparse
-import importlib
 import os
 import shutil
 
-from runs import TAGS, fail, follow, parse_arguments, summary
+from runs import TAGS, follow, parse_arguments, summary
+from tokens import fail, load_package
 
 
 class TensorBoard:
@@ -51,10 +51,7 @@ class WeightsAndBiases:
 def export(kind, options):
     """Writes the new numbers of each run's log to its board. If numbers changed because the run resumed, the board is
     replaced, unless the service keeps old numbers."""
-    try:
-        module = importlib.import_module(kind.package)      # a missing package is an error before any run starts
-    except ImportError as error:
-        fail(f"{error}; expected {kind.package.split('.')[0]}: pip install -r scripts/requirements.txt")
+    module = load_package(kind.package, "board.py")     # a missing package is an error before any run starts
     boards, written = {}, {}
     for runs in follow(options):
         for run in runs:

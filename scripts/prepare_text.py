@@ -22,7 +22,8 @@ import json
 import os
 import re
 
-from tokens import END_OF_TEXT, MAX_VOCABULARY, NPY, PARQUET, encode, fail, kind_of, load_tokenizer, write_shard
+from tokens import (END_OF_TEXT, MAX_VOCABULARY, NPY, PARQUET, encode, fail, kind_of, load_package, load_tokenizer,
+                    write_shard)
 
 PIECE = 1 << 16         # characters per string that is tokenized
 BATCH = 1 << 20         # characters per call of the tokenizer, which uses all cores; tokens per read of a token file
@@ -80,11 +81,7 @@ def read_jsonl(path, field):
 
 
 def read_parquet(path, field):
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        fail(f"{path}: .parquet files need the package pyarrow: pip install -r scripts/requirements.txt")
+    pyarrow, parquet = (load_package(name, path) for name in ("pyarrow", "pyarrow.parquet"))
     try:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
@@ -139,10 +136,7 @@ def read_nanogpt(path):
 
 
 def open_npy(path):
-    try:
-        import numpy
-    except ImportError:
-        fail(f"{path}: .npy files need the package numpy: pip install -r scripts/requirements.txt")
+    numpy = load_package("numpy", path)
     try:
         tokens = numpy.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:

@@ -10,6 +10,7 @@ formats. All files are little-endian, like every machine that this program suppo
 import argparse
 import array
 import collections
+import importlib
 import json
 import os
 import random
@@ -39,6 +40,14 @@ def fail(message, code=2):
     """Prints one line and exits. code: 2 for bad usage or bad input, 1 for network and disk errors."""
     print(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+def load_package(name, user):
+    """Returns a module. user: the file or flag that needs its package, which may be missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        fail(f"{user} needs the package {name.split('.')[0]} ({error}): pip install -r scripts/requirements.txt")
 
 
 def kind_of(path):
@@ -106,15 +115,12 @@ def declare_tokens(tokenizer, folder, config):
 def load_tokenizer(name):
     """Returns the tokenizers.Tokenizer of a folder with tokenizer.json, or with vocab.json and merges.txt. The name
     "gpt2" stands for GPT-2's tokenizer, which is downloaded on first use."""
-    try:
-        from huggingface_hub import hf_hub_download
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        fail(f"{error}; --tokenizer needs tokenizers and huggingface_hub: pip install -r scripts/requirements.txt")
+    tokenizers = load_package("tokenizers", f"--tokenizer {name}")
     path = next(filter(os.path.exists, (f"{name}/tokenizer.json", f"{name}/vocab.json")), None)
     if name == "gpt2" and not path:
+        hub = load_package("huggingface_hub", "--tokenizer gpt2")
         try:
-            path = hf_hub_download("openai-community/gpt2", "tokenizer.json")
+            path = hub.hf_hub_download("openai-community/gpt2", "tokenizer.json")
         except Exception as error:      # which classes depends on the HTTP library
             fail(f"--tokenizer gpt2: could not download tokenizer.json from huggingface.co/openai-community/gpt2 "
                  f"({type(error).__name__}); download it to models/gpt2 by hand and use --tokenizer models/gpt2", 1)
@@ -124,7 +130,7 @@ def load_tokenizer(name):
     config = read_json(f"{name}/tokenizer_config.json")
     try:
         content = join_files(name) if path.endswith("vocab.json") else read_json(path)
-        tokenizer = Tokenizer.from_str(json.dumps(content))
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
         declare_tokens(tokenizer, name, config)
     except Exception as error:          # the package raises plain Exception
         fail(f"--tokenizer {name}: {type(error).__name__}: {error}")
