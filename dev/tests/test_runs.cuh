@@ -410,8 +410,6 @@ std::string try_skipping(const std::string& options) {
     expect_run(same_checkpoint("@/calm/step_000149", "@/spiky/step_000150") &&
                    trainer["loss_scaling"]["skipped_steps"] == 1 && record_of("@/spiky", 149)["skipped_steps"] == 1,
                "--skip-spikes: a skipped step leaves no trace in weights and moments " + options, spiky, calm.err);
-    expect(contains(spiky.out, "\nstep 141/150 loss ") && contains(spiky.out, ")  skipped\n"),
-           "a skipped step gets a line", spiky.out);
     expect(same_checkpoint("@/calm/step_000140", "@/spiky/step_000140") &&
                record_of("@/calm", 139)["norm_z"] == record_of("@/spiky", 139)["norm_z"],
            "before the spike, --skip-spikes changes no bit");
@@ -449,7 +447,7 @@ TEST("runs: loss spikes") {
            spike.dump());
 
     const std::string line = split(split(out, "step 141/150 loss ").back(), "\n")[0];
-    expect(contains(line, " (z 1") && ends_with(line, ")  skipped"), "the progress line shows the skipped step", line);
+    expect(contains(line, " (z 1") && ends_with(line, ")  skipped"), "the skipped step gets a progress line", line);
     begin_from("@/kept_spike", "@/spiky", "/step_000140");
     const Outcome kept = run("train --resume --steps 141 --out @/kept_spike --skip-spikes off");
     expect_run(kept.code == 0 && !same_checkpoint("@/kept_spike/step_000141", "@/spiky/step_000140") &&
