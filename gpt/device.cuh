@@ -18,12 +18,9 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <tuple>
-
-namespace fs = std::filesystem;
 
 // ---- errors
 // check() throws a Failure if a CUDA or cuBLAS call failed; `what` names the call. guarded_main() prints it and
