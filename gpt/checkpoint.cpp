@@ -294,7 +294,6 @@ void rename_folder(const std::string& from, const std::string& to) {
 void remove_checkpoint(const std::string& out, long step) {
     const std::string name = checkpoint_name(step), removed = out + "/" + UNFINISHED + "old_" + name;
     remove_folder(removed);
-    if (!exists(out + "/" + name)) return;
     rename_folder(out + "/" + name, removed);   // a crash during the removal leaves no incomplete step_N
     remove_folder(removed);
 }
