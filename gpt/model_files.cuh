@@ -101,12 +101,12 @@ void write_blocks(const std::string& path, const Model& m, const std::vector<Nam
 }
 
 // Writes the Hugging Face part of a checkpoint.
-void write_model(const std::string& dir, const Model& m, const std::map<std::string, std::string>& text_files) {
+void write_model(const std::string& dir, const Model& m, const TextFiles& text_files) {
     for (const auto& [name, content] : text_files) {
         if (!world.first()) break;
         const std::string path = dir + "/" + name, folder = fs::path(path).parent_path();
         std::error_code error;
-        fs::create_directory(folder, error);
+        fs::create_directory(folder, error);   // not its parents: it is an error if --out was removed
         if (error) throw Failure("%s: cannot be created: %s", folder.c_str(), error.message().c_str());
         write_file(path, content);
         if (folder != dir) sync_folder(folder);
@@ -115,8 +115,8 @@ void write_model(const std::string& dir, const Model& m, const std::map<std::str
 }
 
 // Writes out/step_N, then removes all but the last `keep` checkpoints (0: keeps all). Returns the new one's path.
-std::string write_checkpoint(const std::string& out, const Model& m,
-                             const std::map<std::string, std::string>& text_files, long step, json trainer, int keep) {
+std::string write_checkpoint(const std::string& out, const Model& m, const TextFiles& text_files, long step,
+                             json trainer, int keep) {
     const std::string name = checkpoint_name(step);
     const std::string target = out + "/" + name, unfinished = out + "/" + UNFINISHED + name;
     trainer["step"] = step;

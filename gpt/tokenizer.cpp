@@ -464,7 +464,7 @@ std::vector<int> read_prompt(const Options& o, const Text& text, int V) {
 // Adds the files of a tokenizer whose token i is byte i, for transformers. lm-evaluation-harness begins each text with
 // the end-of-text token. It is byte 255, which does not occur in UTF-8 and which byte_alphabet() writes as a letter.
 // With split_special_tokens, transformers encodes this letter in a text as its UTF-8 bytes, not as the special token.
-static void add_byte_tokenizer(std::map<std::string, std::string>& files, const Config& c) {
+static void add_byte_tokenizer(TextFiles& files, const Config& c) {
     json vocabulary;
     const std::vector<std::string> alphabet = byte_alphabet();
     for (const std::string& byte : alphabet) vocabulary[byte] = vocabulary.size();
@@ -486,26 +486,23 @@ static void add_byte_tokenizer(std::map<std::string, std::string>& files, const 
 }
 
 // Returns the files in `dir` that have the names of transformers' tokenizer files.
-static std::map<std::string, std::string> tokenizer_files(const std::string& dir) {
-    const char* const NAMES[] = {"tokeniz", "vocab.", "merges.", "added_tokens.", "special_tokens_map.",
-                                 "chat_template", "generation_config."};   // as they begin
-    const std::string templates = "additional_chat_templates/";
-    std::map<std::string, std::string> files;
-    for (const std::string& folder : {std::string(), templates})
-        for (const std::string& path : paths_in(dir + "/" + folder)) {
-            const std::string name = fs::path(path).filename();
+static TextFiles tokenizer_files(const std::string& dir) {
+    const char* const NAMES[] = {"tokeniz", "vocab.", "merges.", "added_tokens.", "special_tokens_map.", "chat_template",
+                                 "additional_chat_templates/", "generation_config."};   // as they begin
+    TextFiles files;
+    for (const char* folder : {"/", "/additional_chat_templates/"})
+        for (const std::string& path : paths_in(dir + folder)) {
+            const std::string name = path.substr(dir.size() + 1);
             const auto begins_name = [&](const char* begin) { return begins_with(name, begin); };
             std::error_code ignored;
-            if ((folder == templates || std::any_of(std::begin(NAMES), std::end(NAMES), begins_name)) &&
-                fs::is_regular_file(path, ignored))
-                files[folder + name] = fs::file_size(path, ignored) ? read_file(path) : "";
+            if (std::any_of(std::begin(NAMES), std::end(NAMES), begins_name) && fs::is_regular_file(path, ignored))
+                files[name] = fs::file_size(path, ignored) ? read_file(path) : "";
         }
     return files;
 }
 
-std::map<std::string, std::string> text_files(const std::string& dir, const json& config, const Config& c,
-                                              bool data_is_bytes) {
-    std::map<std::string, std::string> files;
+TextFiles text_files(const std::string& dir, const json& config, const Config& c, bool data_is_bytes) {
+    TextFiles files;
     if (!dir.empty()) files = tokenizer_files(dir);
     if ((dir.empty() || !Tokenizer::is_in(dir)) && (c.vocab == BYTE_VOCAB || data_is_bytes))
         add_byte_tokenizer(files, c);

@@ -117,9 +117,10 @@ std::vector<int> read_prompt(const Options& o, const Text& text, int V);
 
 // ---- text files of a checkpoint -----------------------------------------------------------------
 
-// Returns a checkpoint's text files, by name, for transformers and this program: config.json with the content `config`,
+using TextFiles = std::map<std::string, std::string>;   // contents by name
+
+// Returns a checkpoint's text files, for transformers and this program: config.json with the content `config`,
 // generation_config.json, and the tokenizer's: those in `dir`, the folder from which the model was loaded, otherwise
 // those of a byte tokenizer if the data is bytes. They are read once, at the start of a run, because `dir` may be a
 // checkpoint that the run deletes.
-std::map<std::string, std::string> text_files(const std::string& dir, const json& config, const Config& c,
-                                              bool data_is_bytes);
+TextFiles text_files(const std::string& dir, const json& config, const Config& c, bool data_is_bytes);

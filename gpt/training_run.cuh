@@ -31,7 +31,7 @@ struct TrainingRun {
     LossScale scale = start_loss_scale(o, start);   // after the last step
     Spikes spikes = start_spikes(start);            // likewise
     NoiseScale noise = start_noise(start);
-    std::map<std::string, std::string> text_files;   // of each checkpoint
+    TextFiles text_files;            // of each checkpoint
     std::vector<Question> questions;
     Progress progress{start.step, o.verbose};
     Log log;
@@ -51,9 +51,8 @@ void load_run(TrainingRun& run, const Setup& setup) {
     if (!seconds.is_number() || seconds < 0)
         throw UserError("%s/trainer.json: \"seconds\": expected a number of seconds", run.start.dir.c_str());
     run.seconds = seconds;
-    const bool bytes_only = run.data.train.bytes_only();
     const json config = config_json(run.start.dir, setup.config, INIT_STD, run.data.bos);
-    run.text_files = text_files(run.start.dir, config, setup.config, bytes_only);
+    run.text_files = text_files(run.start.dir, config, setup.config, run.data.train.bytes_only());
     if (!o.hellaswag.empty()) run.questions = read_questions(o.hellaswag, setup.config.vocab, setup.T);
     allocate(run.m, setup);
     load_start(run.m, run.start, o.seed);
