@@ -2450,10 +2450,10 @@ void train(const Options& o) {
 // ==== main ===================================================================
 
 void run_subcommand(Subcommand subcommand, Options options) {
-    if (options.resume_if_any && !options.out.empty()) options.resume = holds_run(options.out);
+    if (options.resume == AUTO && !options.out.empty() && !holds_run(options.out)) options.resume = 0;
     if (options.resume && !options.out.empty()) restore_options(options);
-    const bool is_recorded = options.resume && !options.resume_if_any;   // the folder's name, in the run's options
-    const std::string from = is_recorded ? options.from : model_folder(options.from);
+    // Without auto, --from is the folder's name in the run's options.
+    const std::string from = options.resume == 1 ? options.from : model_folder(options.from);
     if (from != options.from && world.first() && subcommand != TRAIN)   // train prints it in its line "model"
         fprintf(stderr, "from       %s, the last checkpoint there\n", from.c_str());
     options.from = from;

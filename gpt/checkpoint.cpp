@@ -325,7 +325,7 @@ void restore_options(Options& o) {
     const bool has_options = record.contains("options") && record["options"].is_object();
     const json recorded = has_options ? record["options"] : json::object();
     if (recorded.empty() && checkpoints.empty()) return;   // the run was killed before it wrote its log
-    if (o.given.count("--from") && !o.resume_if_any && recorded.value("from", json()) != json(o.from))
+    if (o.given.count("--from") && o.resume != AUTO && recorded.value("from", json()) != json(o.from))
         throw UserError("--resume continues from the last checkpoint in %s, --from %s starts a new run; expected only "
                         "one of these options", o.out.c_str(), o.from.c_str());
     const bool new_budget = std::any_of(BUDGETS.begin(), BUDGETS.end(),
@@ -392,7 +392,7 @@ static Descriptor open_run_folder(const std::string& out, bool resume) {
 Start find_start_in_folder(const Options& o) {
     Start start = {o.from, nullptr};
     if (o.out.empty()) {
-        if (o.resume || o.resume_if_any) throw UserError("--resume needs --out DIR, the folder of the run to resume");
+        if (o.resume) throw UserError("--resume needs --out DIR, the folder of the run to resume");
         return start;
     }
     start.lock = std::make_shared<Descriptor>(open_run_folder(o.out, o.resume));

@@ -45,10 +45,10 @@ static Flag number(const char* name, int subcommands, const char* placeholder, T
     return {name, subcommands, placeholder, values, example, text, parse, value};
 }
 
-// Returns `flag`, which then also accepts `word`, for which it sets `to` to `meaning`.
+// Returns `flag`, which then also accepts `word`, for which it sets `to` to `meaning`. A switch is valid without it, too.
 template <typename T> static Flag or_word(const char* word, T& to, T meaning, Flag flag) {
-    flag.placeholder = format("%s|%s", word, flag.placeholder.c_str());
-    flag.values = format("%s or %s", word, flag.values.c_str());
+    flag.placeholder = flag.is_switch ? format("[%s]", word) : format("%s|%s", word, flag.placeholder.c_str());
+    flag.values = format("%s or %s", word, flag.is_switch ? "nothing" : flag.values.c_str());
     flag.parse = [=, &to](const std::string& s) { return s == word ? (to = meaning, true) : flag.parse(s); };
     flag.value = [=, &to] { return to == meaning ? json(word) : flag.value(); };
     return flag;
@@ -95,20 +95,10 @@ static Flag choice(const char* name, int subcommands, E& to, const char* const (
     return {name, subcommands, joined(names, "|", "|"), joined(names, ", ", " or "), example, text, parse, value};
 }
 
-static Flag toggle(const char* name, int subcommands, bool& to, const char* example, const char* text) {
-    auto parse = [&to](const std::string& s) { return s.empty() && (to = true); };
-    return {name, subcommands, "", "", example, text, parse, [&to] { return json(to); }, true};
-}
-
-// A switch with the optional value auto.
-static Flag resume(Options& o, const char* example, const char* text) {
-    auto parse = [&o](const std::string& s) {
-        if (!s.empty() && s != "auto") return false;
-        o.resume_if_any = !s.empty();
-        return o.resume = true;
-    };
-    auto value = [&o] { return json(o.resume); };
-    return {"--resume", TRAIN, " [auto]", "auto or nothing", example, text, parse, value, true};
+template <typename T>
+static Flag toggle(const char* name, int subcommands, T& to, const char* example, const char* text) {
+    auto parse = [&to](const std::string& s) { return s.empty() && (to = 1); };
+    return {name, subcommands, "", "", example, text, parse, [&to] { return json(to != 0); }, true};
 }
 
 // ---- the table ----------------------------------------------------------------------------------
@@ -216,9 +206,10 @@ std::vector<Flag> flag_table(Options& o) {
     }}, {"run", {
         text("--out", TRAIN, "DIR", o.out, "runs/mine",
              "Folder for log.jsonl and checkpoints (default: nothing is written)"),
-        resume(o, "./train_gpt --resume --out runs/mine --steps 2000",
-               "Resume from the last checkpoint in --out. The run's options apply unless others are given. auto: start "
-               "a run if --out holds none, so that one command does both, for launchers that restart it."),
+        or_word("auto", o.resume, AUTO, toggle("--resume", TRAIN, o.resume,
+                "./train_gpt --resume --out runs/mine --steps 2000", "Resume from the last checkpoint in --out. The "
+                "run's options apply unless others are given. auto: start a run if --out holds none, so that one "
+                "command does both, for launchers that restart it.")),
         number("--eval-every", TRAIN, "STEPS", o.eval_every, {}, "100",
                "Steps between validation losses; 0: never. If not 0, there is also one at the end."),
         number("--eval-sequences", TRAIN, "N", o.eval_sequences, {}, "0", "Sequences per validation loss; 0: all"),
@@ -398,7 +389,7 @@ static std::string wrapped(std::string line, const std::string& text, size_t ind
 
 // Returns a flag and its value, as in --lr X.
 static std::string usage_of(const Flag& flag) {
-    return flag.name + std::string(flag.is_switch ? "" : " ") + flag.placeholder;
+    return flag.name + std::string(flag.placeholder.empty() ? "" : " ") + flag.placeholder;
 }
 
 size_t terminal_columns() {

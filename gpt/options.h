@@ -85,7 +85,8 @@ struct Options {
     double timeout = 300;
     // run folder
     std::string out, trace;
-    bool resume = false, resume_if_any = false, verbose = false;   // resume_if_any: --resume auto
+    int resume = 0;   // 1, or AUTO: if --out holds a run
+    bool verbose = false;
     long eval_every = 250, eval_sequences = 80, sample_every = 0, checkpoint_every = 1000;
     int keep = 0;
     // samples
@@ -107,7 +108,7 @@ constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;
 const std::pair<const char*, Subcommand> SUBCOMMANDS[] = {
     {"train", TRAIN}, {"eval", EVAL}, {"sample", SAMPLE}, {"plan", PLAN}};
 
-constexpr int AUTO = -1;                 // --micro-batch auto
+constexpr int AUTO = -1;                 // --micro-batch auto, --resume auto
 constexpr int MAX_SEQUENCES = 1 << 15;   // of a micro-batch: attention's gridDim.z, which CUDA limits to 65535
 constexpr int ALL_GPUS = 0;              // --gpus all
 constexpr int MAX_GPUS = 1 << 16;
