@@ -516,7 +516,8 @@ Options parse_options(Subcommand subcommand, const char* name, const std::vector
                                 at_end ? "nothing" : ("'" + args[i + 1] + "'").c_str());
             value = args[++i];
         }
-        if (flag->is_switch && equals == NONE && i + 1 < args.size() && flag->parse(args[i + 1])) value = args[++i];
+        const std::string next = i + 1 < args.size() ? args[i + 1] : "";
+        if (flag->is_switch && equals == NONE && !next.empty() && flag->parse(next)) value = args[++i];
         if (!flag->parse(value))
             throw UserError("%s %s: invalid value; expected %s, found '%s'", flag->name, shell_word(value).c_str(),
                             flag->values.c_str(), value.c_str());
