@@ -45,7 +45,7 @@ static Flag number(const char* name, int subcommands, const char* placeholder, T
     return {name, subcommands, placeholder, values, example, text, parse, value};
 }
 
-// Returns `flag`, which then also accepts `word`, for which it sets `to` to `meaning`. A switch is valid without it, too.
+// Returns `flag`, which then also accepts `word`, for which it sets `to` to `meaning`. A switch needs no word.
 template <typename T> static Flag or_word(const char* word, T& to, T meaning, Flag flag) {
     flag.placeholder = flag.is_switch ? format("[%s]", word) : format("%s|%s", word, flag.placeholder.c_str());
     flag.values = format("%s or %s", word, flag.is_switch ? "nothing" : flag.values.c_str());
