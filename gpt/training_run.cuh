@@ -198,7 +198,7 @@ void print_end(TrainingRun& run, double tokens, double seconds) {
                device.is_cpu() ? "resident at most" : "in use on the device", world.alone() ? "" :
                format("; sent %s a step by each of %zu GPUs", sent.c_str(), world.size).c_str());
     }
-    const auto checkpoints = o.out.empty() ? std::map<long, std::string>() : list_checkpoints(o.out);
+    const auto checkpoints = list_checkpoints(o.out);   // none without --out
     const bool has_text = run.text_files.count("tokenizer.json") || run.text_files.count("vocab.json");
     print_next(o, checkpoints.empty() ? "" : checkpoints.rbegin()->second,
                has_text ? "" : format(" --prompt-tokens %d", run.data.text.first(run.data.bos)), is_complete(run));
