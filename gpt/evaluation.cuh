@@ -39,7 +39,7 @@ Evaluation evaluate(Model& m, const Tokens& tokens, size_t windows, const Text& 
             e.bytes += text.bytes_of(target);
         }
         const int *in = send_spare(m.a.inputs, inputs), *out = send_spare(m.a.targets, targets);
-        m.graphs.run(m.fp8_history ? "evaluation by scales of past steps" : "evaluation", [&] {
+        m.graphs.run(std::string("evaluation") + scales_text(m), [&] {
             forward(m, in);
             head<Want::LOSS>(m, out, 0, m.setup.rows());
         });
