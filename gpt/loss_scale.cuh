@@ -15,7 +15,7 @@ struct LossScale {   // in device memory; floats only
     float scale = NO_SCALE;   // the factor of all gradients that backward computes
     float good_steps = 0;     // in a row since the scale last changed
     float skipped = 0;        // number of skipped steps of the run, also those that spikes.cuh skips
-    float interval = 0;       // 0: the scale is fixed, and no step is skipped
+    float interval = 0;       // 0: the scale is fixed, and an overflow skips no step
 };
 
 constexpr float FIRST_LOSS_SCALE = 1 << 16, GROWTH_INTERVAL = 2000;

@@ -5,8 +5,8 @@
 // repeats until no adjacent pair is in the table. Decoding concatenates the tokens' bytes.
 //
 // Any bytes can be encoded. A byte outside a valid UTF-8 character is treated as a character that is neither a letter
-// nor a number nor white space. Since all 256 bytes are tokens, decode(encode(bytes)) == bytes, unless
-// the tokenizer's add_prefix_space adds spaces.
+// nor a number nor white space. Since all 256 bytes are tokens, decode(encode(bytes)) == bytes, unless the
+// tokenizer's add_prefix_space adds spaces.
 //
 // Added tokens, such as <|endoftext|>, are matched before the split, from left to right, the longest at each position.
 //
