@@ -202,28 +202,35 @@ private:
             if (!line.empty() && !begins_with(line, "#version")) merges.push_back(line);
         }
         json single = json::array();   // with tokenizer.json, transformers ignores add_bos_token and add_eos_token
-        const auto add = [&](const char* setting, const char* name) {
-            const json token = named(name);
-            if (config_.value(setting, false))
-                single.push_back({{"SpecialToken", {{"id", token.is_object() ? token.at("content") : token}}}});
+        const auto add = [&](const std::string& name) {
+            if (config_.value("add_" + name, false))
+                single.push_back({{"SpecialToken", {{"id", named(name).at(0).at("content")}}}});
         };
-        add("add_bos_token", "bos_token");
+        add("bos_token");
         single.push_back({{"Sequence", {{"id", "A"}}}});
-        add("add_eos_token", "eos_token");
+        add("eos_token");
         return {{"model", {{"vocab", open("vocab.json")}, {"merges", merges}}},
                 {"pre_tokenizer", {{"type", "ByteLevel"}}},
                 {"post_processor", {{"type", "TemplateProcessing"}, {"single", single}}}};
     }
 
-    // Returns what special_tokens_map.json or tokenizer_config.json calls `name`: a token or a list of tokens, as texts
-    // or objects with "content".
+    // Returns the tokens that special_tokens_map.json or tokenizer_config.json call `name`, in the format of
+    // tokenizer.json's "added_tokens". They have a token or a list of tokens, as texts or objects with "content".
     json named(const std::string& name) const {
         static const std::set<std::string> WITH_DEFAULT = {"bos_token", "eos_token", "unk_token"};
         const json by_default = is_split_ && WITH_DEFAULT.count(name) ? json(END_OF_TEXT) : json();
-        return names_.value(name, config_.value(name, by_default));
+        json found = names_.value(name, config_.value(name, by_default)), tokens = json::array();
+        if (!found.is_structured() || found.contains("content")) found = json::array({found});
+        for (json& token : found) {
+            if (token.is_null() || token == "") continue;
+            if (!token.is_object()) token = {{"content", token}};
+            token["special"] = true;
+            tokens.push_back(token);
+        }
+        return tokens;
     }
 
-    // Returns the tokens that other files than tokenizer.json declare, in the format of its "added_tokens".
+    // Returns the tokens that other files than tokenizer.json declare, in the same format.
     json declared(const json& numbers) const {
         json tokens = json::array();
         const json decoder = config_.value("added_tokens_decoder", json::object());
@@ -234,16 +241,8 @@ private:
         }
         for (const auto& [text, id] : numbers.items()) tokens.push_back({{"content", text}, {"id", id}});
         for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
-                                 "mask_token", "additional_special_tokens", "extra_special_tokens"}) {
-            const json found = named(name);
-            const bool is_list = found.is_structured() && !found.contains("content");
-            for (json token : is_list ? found : json::array({found})) {
-                if (token.is_null() || token == "" || !searches_special_) continue;
-                if (!token.is_object()) token = {{"content", token}};
-                token["special"] = true;
-                tokens.push_back(token);
-            }
-        }
+                                 "mask_token", "additional_special_tokens", "extra_special_tokens"})
+            for (const json& token : searches_special_ ? named(name) : json::array()) tokens.push_back(token);
         return tokens;
     }
 
@@ -487,15 +486,15 @@ static void add_byte_tokenizer(TextFiles& files, const Config& c) {
 
 // Returns the files in `dir` that have the names of transformers' tokenizer files.
 static TextFiles tokenizer_files(const std::string& dir) {
-    const char* const NAMES[] = {"tokeniz", "vocab.", "merges.", "added_tokens.", "special_tokens_map.", "chat_template",
-                                 "additional_chat_templates/", "generation_config."};   // as they begin
+    const char* const STARTS[] = {"tokeniz", "vocab.", "merges.", "added_tokens.", "special_tokens_map.",
+                                  "chat_template", "additional_chat_templates/", "generation_config."};
     TextFiles files;
     for (const char* folder : {"/", "/additional_chat_templates/"})
         for (const std::string& path : paths_in(dir + folder)) {
             const std::string name = path.substr(dir.size() + 1);
-            const auto begins_name = [&](const char* begin) { return begins_with(name, begin); };
+            const auto is_start = [&](const char* start) { return begins_with(name, start); };
             std::error_code ignored;
-            if (std::any_of(std::begin(NAMES), std::end(NAMES), begins_name) && fs::is_regular_file(path, ignored))
+            if (std::any_of(std::begin(STARTS), std::end(STARTS), is_start) && fs::is_regular_file(path, ignored))
                 files[name] = fs::file_size(path, ignored) ? read_file(path) : "";
         }
     return files;
