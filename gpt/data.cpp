@@ -32,9 +32,8 @@ static std::string kind_of(const MappedFile& file) {
         {"PK\3\4", "a zip archive, such as a .pt or .npz file"}, {"\x1f\x8b\x08", "a gzip archive"},
         {"\x28\xb5\x2f\xfd", "a zstd archive"}, {"\xfd" "7zXZ", "an xz archive"}, {"BZh91AY&SY", "a bzip2 archive"},
         {"\xff\xfe", UTF16}, {"\xfe\xff", UTF16}};
-    const std::string_view bytes(file.data(), file.size());
     for (const auto& [start, kind] : STARTS)
-        if (bytes.substr(0, start.size()) == start) return kind;
+        if (begins_with({file.data(), file.size()}, start)) return kind;
     int magic = 0;
     memcpy(&magic, file.data(), std::min(sizeof(magic), file.size()));
     for (const auto& [number, kind] : LLM_C)

@@ -146,7 +146,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     void* mapped = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
     if (mapped == MAP_FAILED) throw Failure("%s: mmap: %s", path.c_str(), strerror(errno));
     data_.reset(static_cast<const char*>(mapped), [mapped, size = size_](const char*) { munmap(mapped, size); });
-    if (begins_with(std::string(data(), std::min<size_t>(size_, 64)), "version https://git-lfs"))
+    if (begins_with({data(), size_}, "version https://git-lfs"))
         throw UserError("%s: found a git-lfs pointer instead of the file; `git lfs pull` downloads it", path.c_str());
 }
 

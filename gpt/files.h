@@ -45,11 +45,11 @@ using Failure = Error<1>;
 
 // ---- text ---------------------------------------------------------------------------------------
 
-inline bool begins_with(const std::string& text, const std::string& begin) {
+inline bool begins_with(std::string_view text, std::string_view begin) {
     return text.compare(0, begin.size(), begin) == 0;
 }
 
-inline bool ends_with(const std::string& text, const std::string& end) {
+inline bool ends_with(std::string_view text, std::string_view end) {
     return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 

@@ -21,7 +21,7 @@ int end_of_text(const Options& o, const Tokens& train, int V) {
     if (o.eot >= V) throw UserError("--eot %d: expected a token below the vocabulary of %d", o.eot, V);
     if (o.eot >= 0 && train.bytes_only()) throw UserError("--eot %d: expected .bin shards, found text", o.eot);
     if (o.eot >= 0) return o.eot;
-    if (train.bytes_only() || V == BYTE_VOCAB) return BYTE_VOCAB - 1;
+    if (train.bytes_only()) return BYTE_VOCAB - 1;
     return V > OF_GPT2 && train.largest(SOME) <= OF_GPT2 ? OF_GPT2 : V - 1;
 }
 

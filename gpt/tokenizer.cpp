@@ -108,7 +108,7 @@ void Tokenizer::merge(std::vector<int>& tokens, std::string_view word) const {
 int Tokenizer::added_at(std::string_view text) const {
     if (!begins_added_[static_cast<unsigned char>(text[0])]) return -1;
     for (int token : added_)   // longest first
-        if (text.substr(0, bytes_[token].size()) == bytes_[token]) return token;
+        if (begins_with(text, bytes_[token])) return token;
     return -1;
 }
 
