@@ -1911,7 +1911,7 @@ TEST("evaluation") {
 const std::string QUESTIONS = "data/reference/hellaswag.bin";
 
 TEST("HellaSwag: losses of endings") {
-    const json expected = read_json("data/reference/hellaswag.json");
+    const json expected = json::parse(read_file("data/reference/hellaswag.json"));
     for (int B : {1, 3, 64}) {
         TestModel m("data/reference/hf_tiny", Purpose::INFERENCE, B, 32);
         const std::vector<Question> questions = read_questions(QUESTIONS, m.config.vocab, 32);

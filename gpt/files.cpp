@@ -225,7 +225,9 @@ template <typename Json> Json parse_json(std::string_view text, const std::strin
         return true;
     };
     try {
-        return Json::parse(text.begin(), text.end(), check);
+        Json parsed = Json::parse(text.begin(), text.end(), check);
+        if (parsed.is_object()) return parsed;
+        throw UserError("%s: expected a JSON object, found %s", source.c_str(), parsed.dump().substr(0, 40).c_str());
     } catch (const nlohmann::json::exception& error) {
         throw invalid(error.what());
     }
@@ -238,16 +240,11 @@ template <typename Json> Json read_json(const std::string& path) {
     return parse_json<Json>({file.data(), file.size()}, path);
 }
 template nlohmann::json parse_json(std::string_view, const std::string&);
+template json parse_json(std::string_view, const std::string&);
 template nlohmann::json read_json(const std::string&);
 template json read_json(const std::string&);
 
 // ---- log ----------------------------------------------------------------------------------------
-
-json read_record(const std::string& line, const std::string& source) {
-    const json record = parse_json<json>(line, source);
-    if (!record.is_object()) throw UserError("%s: expected a JSON object", source.c_str());
-    return record;
-}
 
 // Returns the lines of records up to a step, without the end of the run. Omits damaged lines and prints their number,
 // which does not include a truncated last line.
@@ -257,7 +254,7 @@ static std::string records_until(const std::string& path, uint64_t step) {
     size_t damaged = 0;
     for (std::string line; std::getline(lines, line);) {
         try {
-            const json record = read_record(line, path);
+            const json record = parse_json(line, path);
             if (record.contains("end")) continue;
             if (!record.contains("step") || whole_number<uint64_t>(record, "step", path) <= step) kept += line + "\n";
         } catch (const std::exception&) {

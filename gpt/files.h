@@ -169,9 +169,10 @@ std::error_code create_folder(const std::string& path);
 
 constexpr size_t MAX_JSON_BYTES = 100 << 20;   // far more than the files of real models have
 
-// Parses JSON from an untrusted file. Throws UserError, with a message that begins with `source`, if the JSON is
-// invalid, has a duplicate name in an object, or has more than 100 levels. Json: nlohmann::json (fast lookup) or json.
-template <typename Json> Json parse_json(std::string_view text, const std::string& source);
+// Parses a JSON object from an untrusted file. Throws UserError, with a message that begins with `source`, if the JSON
+// is invalid or no object, has a duplicate name in an object, or has more than 100 levels. Json: nlohmann::json (fast
+// lookup) or json.
+template <typename Json = json> Json parse_json(std::string_view text, const std::string& source);
 template <typename Json = json> Json read_json(const std::string& path);
 
 // Returns the text of a value, with U+FFFD for invalid UTF-8. indent: spaces per level, or -1 for a single line.
@@ -210,9 +211,6 @@ template <typename T> T whole_number(const json& file, const char* name, const s
 }
 
 // ---- log ----------------------------------------------------------------------------------------
-
-// Parses a line of log.jsonl, which must be an object. An error message begins with `source`.
-json read_record(const std::string& line, const std::string& source);
 
 // OUT/log.jsonl, one object per line. The last one is {"end": "complete"}, "signal" or "error", unless the program was
 // killed.

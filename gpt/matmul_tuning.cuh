@@ -162,7 +162,7 @@ template <typename F> void tune_matmuls(Model& m, FILE* out, bool verbose, F pas
     };
     if (world.first()) choose();
     if (!world.alone())   // all ranks use the choices of the first one
-        tuning.known = read_record(from_first(json_text(tuning.known)), "matmul tuning").get<Choices>();
+        tuning.known = parse_json(from_first(json_text(tuning.known)), "matmul tuning").get<Choices>();
     if (!world.first()) choose();
     await_gradients(m);
     if (m.grads.data) clear(m.grads.data, m.layout.elements(grads_placement(m.setup)) * size_of(m.grads.dtype));

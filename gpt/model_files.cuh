@@ -153,7 +153,7 @@ Start find_start(const Options& o) {
     Start start = {o.from, nullptr};
     if (world.first()) start = find_start_in_folder(o);
     const std::string record = from_first(json_text({{"at", {start.trainer, start.step, start.window}}}));
-    const json same = read_record(record, "start")["at"];
+    const json same = parse_json(record, "start")["at"];
     start.trainer = same[0];
     start.step = same[1];
     start.window = same[2];

@@ -203,7 +203,7 @@ TEST("bad data") {
     write_bytes("@/caf\xe9.txt", read_bytes("@/text.txt"));
     const Outcome latin = run(TINY + "--data @/caf\xe9.txt --out @/latin\xe9 --trace @/\xe9");
     const std::string log = read_bytes("@/latin\xe9/log.jsonl");
-    const std::string data = read_record(log.substr(0, log.find('\n')), "log")["run"]["options"]["data"];
+    const std::string data = parse_json(log.substr(0, log.find('\n')), "log")["run"]["options"]["data"];
     expect_run(latin.code == 0 && data == scratch("@/caf\xef\xbf\xbd.txt"), "names in Latin-1 are accepted", latin,
                data);
 }

@@ -1246,7 +1246,7 @@ TEST("runs: eval and sample") {
 }
 
 TEST("runs: HellaSwag") {
-    const json expected = read_json("data/reference/hellaswag.json");
+    const json expected = json::parse(read_file("data/reference/hellaswag.json"));
     const std::vector<Question> questions = read_questions(QUESTIONS, 211, 32);
     double accuracy[2] = {};   // choosing endings by sum, by mean
     for (size_t q = 0; q < questions.size(); q++)
