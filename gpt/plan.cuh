@@ -359,7 +359,8 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
            length.c_str(), resumed.c_str(), recompute_name(s), matmul.c_str(), zero.c_str());
     printf("memory     %s\n", memory_text(plan(s), memory_now().all, s.optimizer).c_str());
     const double step = double(accumulation) * s.N() * s.data();
-    const double steps = o.minutes > 0 ? INFINITY : o.tokens > 0 ? ceil(double(o.tokens) / step) : o.steps;
+    const bool unknown = o.minutes > 0 || (o.tokens > 0 && o.batch_ramp.tokens > 0);
+    const double steps = unknown ? INFINITY : o.tokens > 0 ? ceil(double(o.tokens) / step) : o.steps;
     if (o.warmup > steps)
         printf("note       --warmup %g is longer than the run of %.0f steps, which does not reach --lr\n", o.warmup,
                steps);

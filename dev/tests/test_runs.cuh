@@ -530,6 +530,10 @@ TEST("runs: batch ramp") {
     expect_same_run("@/ramp", RAMP + "--graph on", "--batch-ramp and graphs");
     const Outcome fitted = run("train" + SMALL + "--steps 1 --micro-batch auto --total-batch 144 --batch-ramp 64:99");
     expect_run(contains(fitted.out, "of 1 x 16"), "--micro-batch auto divides the first batch of a ramp", fitted);
+    const Outcome noted = run("train" + SMALL + "--micro-batch 1 --total-batch 64 --batch-ramp 16:320 --tokens 320 "
+                              "--warmup 8");
+    expect_run(contains(noted.out, " 13/13 loss") && !contains(noted.out, "longer than the run"),
+               "a warm-up that ends in a ramp is not said to exceed the run", noted);
     begin_from("@/other", "@/ramp", "/step_000005");
     expect_same_run("@/ramp", "train --resume", "resumed in the ramp");
 
