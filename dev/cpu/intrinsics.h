@@ -43,14 +43,14 @@ template <class Integer, class Float> inline Integer to_integer(Float x) {
 }
 
 // Returns operation(x...), computed with a rounding mode of fenv.h. (The compiler may move an operation across
-// fesetround, but not across a volatile access.)
-template <class Operation, class... T> inline auto rounded_to(int mode, Operation operation, T... x) {
+// fesetround, but not a call through a volatile pointer.)
+template <class T, class... Parameters, class... X> T rounded_to(int mode, T (*operation)(Parameters...), X... x) {
+    T (*const volatile called)(Parameters...) = operation;
     const int before = fegetround();
     fesetround(mode);
-    const std::tuple<volatile T...> operands(x...);
-    volatile auto result = std::apply([&](const auto&... each) { return operation(T(each)...); }, operands);
+    const T result = called(x...);
     fesetround(before);
-    return static_cast<decltype(operation(x...))>(result);
+    return result;
 }
 }  // namespace cuda_cpu
 
@@ -104,43 +104,29 @@ inline unsigned long long ullmax(unsigned long long x, unsigned long long y) { r
 inline float fdividef(float x, float y) { return x / y; }
 inline float __saturatef(float x) { return x > 0 ? fminf(x, 1.0f) : 0.0f; }   // NaN gives 0
 
-inline float __fadd_rn(float x, float y) { return cuda_cpu::rounded(x + y); }
-inline float __fsub_rn(float x, float y) { return cuda_cpu::rounded(x - y); }
-inline float __fmul_rn(float x, float y) { return cuda_cpu::rounded(x * y); }
-inline float __fdiv_rn(float x, float y) { return cuda_cpu::rounded(x / y); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __frsqrt_rn(float x) { return static_cast<float>(1 / sqrt(static_cast<double>(x))); }
-inline float __fsqrt_rn(float x) { return sqrtf(x); }
-inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
-inline double __dadd_rn(double x, double y) { return cuda_cpu::rounded(x + y); }
-inline double __dsub_rn(double x, double y) { return cuda_cpu::rounded(x - y); }
-inline double __dmul_rn(double x, double y) { return cuda_cpu::rounded(x * y); }
-inline double __ddiv_rn(double x, double y) { return x / y; }
-inline double __drcp_rn(double x) { return 1 / x; }
-inline double __dsqrt_rn(double x) { return sqrt(x); }
-inline double __fma_rn(double x, double y, double z) { return fma(x, y, z); }
-
-// Suffixes of functions: _rn rounds to nearest even, _rz towards zero, _ru up, _rd down.
+// Functions with suffixes: _rn rounds to nearest even, _rz towards zero, _ru up, _rd down.
 #define CUDA_CPU_ROUNDED(T, name, mode, result, ...)                                                             \
     template <class... X> inline T name(X... x) {                                                                \
-        return cuda_cpu::rounded_to(mode, [](__VA_ARGS__) { return result; }, static_cast<T>(x)...);             \
+        return cuda_cpu::rounded_to(mode, +[](__VA_ARGS__) -> T { return result; }, x...);                       \
     }
-#define CUDA_CPU_DIRECTED(T, name, result, ...)                                                                  \
+#define CUDA_CPU_ROUNDINGS(T, name, result, ...)                                                                 \
+    inline T name##_rn(__VA_ARGS__) { return cuda_cpu::rounded(result); }                                        \
     CUDA_CPU_ROUNDED(T, name##_rz, FE_TOWARDZERO, result, __VA_ARGS__)                                           \
     CUDA_CPU_ROUNDED(T, name##_ru, FE_UPWARD, result, __VA_ARGS__)                                               \
     CUDA_CPU_ROUNDED(T, name##_rd, FE_DOWNWARD, result, __VA_ARGS__)
 #define CUDA_CPU_ARITHMETIC(T, letter, fma_name, fused, root)                                                    \
-    CUDA_CPU_DIRECTED(T, __##letter##add, x + y, T x, T y)                                                       \
-    CUDA_CPU_DIRECTED(T, __##letter##sub, x - y, T x, T y)                                                       \
-    CUDA_CPU_DIRECTED(T, __##letter##mul, x * y, T x, T y)                                                       \
-    CUDA_CPU_DIRECTED(T, __##letter##div, x / y, T x, T y)                                                       \
-    CUDA_CPU_DIRECTED(T, __##letter##rcp, 1 / x, T x)                                                            \
-    CUDA_CPU_DIRECTED(T, __##letter##sqrt, root(x), T x)                                                         \
-    CUDA_CPU_DIRECTED(T, fma_name, fused(x, y, z), T x, T y, T z)
+    CUDA_CPU_ROUNDINGS(T, __##letter##add, x + y, T x, T y)                                                      \
+    CUDA_CPU_ROUNDINGS(T, __##letter##sub, x - y, T x, T y)                                                      \
+    CUDA_CPU_ROUNDINGS(T, __##letter##mul, x * y, T x, T y)                                                      \
+    CUDA_CPU_ROUNDINGS(T, __##letter##div, x / y, T x, T y)                                                      \
+    CUDA_CPU_ROUNDINGS(T, __##letter##rcp, 1 / x, T x)                                                           \
+    CUDA_CPU_ROUNDINGS(T, __##letter##sqrt, root(x), T x)                                                        \
+    CUDA_CPU_ROUNDINGS(T, fma_name, fused(x, y, z), T x, T y, T z)
 CUDA_CPU_ARITHMETIC(float, f, __fmaf, fmaf, sqrtf)
 CUDA_CPU_ARITHMETIC(double, d, __fma, fma, sqrt)
 #undef CUDA_CPU_ARITHMETIC
+inline float __frsqrt_rn(float x) { return static_cast<float>(1 / sqrt(static_cast<double>(x))); }
+inline float __fdividef(float x, float y) { return x / y; }
 
 // Conversions of floats to integers, clamped to their range, and of integers and doubles to floats.
 #define CUDA_CPU_TO_INTEGER(from, From, to, To)                                                                  \
@@ -148,27 +134,16 @@ CUDA_CPU_ARITHMETIC(double, d, __fma, fma, sqrt)
     inline To __##from##2##to##_rz(From x) { return cuda_cpu::to_integer<To>(trunc(x)); }                        \
     inline To __##from##2##to##_ru(From x) { return cuda_cpu::to_integer<To>(ceil(x)); }                         \
     inline To __##from##2##to##_rd(From x) { return cuda_cpu::to_integer<To>(floor(x)); }
-#define CUDA_CPU_TO_FLOAT(from, From, to, To)                                                                    \
-    inline To __##from##2##to##_rn(From x) { return static_cast<To>(x); }                                        \
-    inline To __##from##2##to##_rz(From y) {                                                                     \
-        return cuda_cpu::rounded_to(FE_TOWARDZERO, [](From x) { return static_cast<To>(x); }, y);                \
-    }                                                                                                            \
-    inline To __##from##2##to##_ru(From y) {                                                                     \
-        return cuda_cpu::rounded_to(FE_UPWARD, [](From x) { return static_cast<To>(x); }, y);                    \
-    }                                                                                                            \
-    inline To __##from##2##to##_rd(From y) {                                                                     \
-        return cuda_cpu::rounded_to(FE_DOWNWARD, [](From x) { return static_cast<To>(x); }, y);                  \
-    }
 #define CUDA_CPU_CONVERSIONS(name, Integer)                                                                      \
     CUDA_CPU_TO_INTEGER(float, float, name, Integer)                                                             \
     CUDA_CPU_TO_INTEGER(double, double, name, Integer)                                                           \
-    CUDA_CPU_TO_FLOAT(name, Integer, float, float)                                                               \
-    CUDA_CPU_TO_FLOAT(name, Integer, double, double)
+    CUDA_CPU_ROUNDINGS(float, __##name##2float, static_cast<float>(x), Integer x)                                \
+    CUDA_CPU_ROUNDINGS(double, __##name##2double, static_cast<double>(x), Integer x)
 CUDA_CPU_CONVERSIONS(int, int)
 CUDA_CPU_CONVERSIONS(uint, unsigned)
 CUDA_CPU_CONVERSIONS(ll, long long)
 CUDA_CPU_CONVERSIONS(ull, unsigned long long)
-CUDA_CPU_TO_FLOAT(double, double, float, float)
+CUDA_CPU_ROUNDINGS(float, __double2float, static_cast<float>(x), double x)
 #undef CUDA_CPU_CONVERSIONS
 
 inline int __float_as_int(float x) { return cuda_cpu::bits<int>(x); }

@@ -200,10 +200,7 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
 
 // Conversions to an integer type (nearest, to zero, up, down), clamped to its range, and from it.
 #define CUDA_CPU_SHORT_INTEGER(T, Name, name, Integer)                                                                \
-    inline Integer __##Name##2##name##_rn(T x) { return cuda_cpu::to_integer<Integer>(nearbyintf(x)); }               \
-    inline Integer __##Name##2##name##_rz(T x) { return cuda_cpu::to_integer<Integer>(truncf(x)); }                   \
-    inline Integer __##Name##2##name##_ru(T x) { return cuda_cpu::to_integer<Integer>(ceilf(x)); }                    \
-    inline Integer __##Name##2##name##_rd(T x) { return cuda_cpu::to_integer<Integer>(floorf(x)); }                   \
+    CUDA_CPU_TO_INTEGER(Name, T, name, Integer)                                                                       \
     inline T __##name##2##Name##_rn(Integer x) { return static_cast<double>(x); }
 
 // Arithmetic operators with a result of type T, as on a GPU. Without them, x + y would be a float.
