@@ -21,6 +21,13 @@ template <class T> inline T atomic_sum(T* address, T value) {
 }  // namespace cuda_cpu
 
 // For the same types as in CUDA, which do not include `unsigned long` (size_t).
+#define CUDA_CPU_EXTREMES(T)                                                                                          \
+    inline T atomicMin(T* address, T value) {                                                                         \
+        return cuda_cpu::atomic_update(address, [=](T seen) { return std::min(seen, value); });                       \
+    }                                                                                                                 \
+    inline T atomicMax(T* address, T value) {                                                                         \
+        return cuda_cpu::atomic_update(address, [=](T seen) { return std::max(seen, value); });                       \
+    }
 #define CUDA_CPU_ATOMICS(T)                                                                                           \
     inline T atomicAdd(T* address, T value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }          \
     inline T atomicSub(T* address, T value) { return __atomic_fetch_sub(address, value, __ATOMIC_RELAXED); }          \
@@ -28,12 +35,7 @@ template <class T> inline T atomic_sum(T* address, T value) {
     inline T atomicOr(T* address, T value) { return __atomic_fetch_or(address, value, __ATOMIC_RELAXED); }            \
     inline T atomicXor(T* address, T value) { return __atomic_fetch_xor(address, value, __ATOMIC_RELAXED); }          \
     inline T atomicExch(T* address, T value) { return __atomic_exchange_n(address, value, __ATOMIC_RELAXED); }        \
-    inline T atomicMin(T* address, T value) {                                                                         \
-        return cuda_cpu::atomic_update(address, [=](T seen) { return seen < value ? seen : value; });                 \
-    }                                                                                                                 \
-    inline T atomicMax(T* address, T value) {                                                                         \
-        return cuda_cpu::atomic_update(address, [=](T seen) { return seen < value ? value : seen; });                 \
-    }                                                                                                                 \
+    CUDA_CPU_EXTREMES(T)                                                                                              \
     inline T atomicCAS(T* address, T compare, T value) {                                                              \
         __atomic_compare_exchange_n(address, &compare, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);             \
         return compare;                                                                                               \
@@ -41,7 +43,9 @@ template <class T> inline T atomic_sum(T* address, T value) {
 CUDA_CPU_ATOMICS(int)
 CUDA_CPU_ATOMICS(unsigned)
 CUDA_CPU_ATOMICS(unsigned long long)
+CUDA_CPU_EXTREMES(long long)
 #undef CUDA_CPU_ATOMICS
+#undef CUDA_CPU_EXTREMES
 
 inline float atomicAdd(float* address, float value) { return cuda_cpu::atomic_sum(address, value); }
 inline double atomicAdd(double* address, double value) { return cuda_cpu::atomic_sum(address, value); }
@@ -49,13 +53,6 @@ inline float atomicExch(float* address, float value) {
     float before;
     __atomic_exchange(address, &value, &before, __ATOMIC_RELAXED);
     return before;
-}
-
-inline long long atomicMin(long long* address, long long value) {
-    return cuda_cpu::atomic_update(address, [=](long long seen) { return std::min(seen, value); });
-}
-inline long long atomicMax(long long* address, long long value) {
-    return cuda_cpu::atomic_update(address, [=](long long seen) { return std::max(seen, value); });
 }
 
 // Increments *address; after the bound it wraps to 0. Returns the old value.

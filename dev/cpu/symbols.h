@@ -146,16 +146,14 @@ private:
         variables_.push_back({is_in_code || is_internal(name) ? "" : name, place, symbol.st_size, is_writable});
     }
 
-    // Adds a function or an array. The mangled name of a variable in a function begins with "_ZZ". Variables of the
-    // emulator itself are in namespace cuda_cpu and are left out.
+    // Adds a function or an array. The mangled name of a variable in a function begins with "_ZZ".
     void add_symbol(const Elf64_Sym& symbol, const std::string& name) {
         const unsigned type = ELF64_ST_TYPE(symbol.st_info);
         if (type == STT_FUNC) functions_.emplace(symbol.st_value, name);
         if (type != STT_TLS) return;
         const auto at = static_cast<int64_t>(symbol.st_value);
         if (name == "threadIdx") anchor_ = at;
-        const bool ours = name.rfind("_ZZN8cuda_cpu", 0) == 0 || name.rfind("_ZZNK8cuda_cpu", 0) == 0;
-        if (name.rfind("_ZZ", 0) == 0 && !ours) arrays_.push_back({name, at, symbol.st_size});
+        if (name.rfind("_ZZ", 0) == 0 && !is_internal(name)) arrays_.push_back({name, at, symbol.st_size});
     }
 };
 }  // namespace cuda_cpu
