@@ -476,14 +476,8 @@ template <class Operation, class T> inline T reduce(const char* name, unsigned m
     });
     return value;
 }
-struct Minimum {
-    template <class T> T operator()(T a, T b) const { return b < a ? b : a; }
-};
-struct Maximum {
-    template <class T> T operator()(T a, T b) const { return a < b ? b : a; }
-};
 
-// Returns a mask of the lanes that pass the same value.
+// Returns a mask of the lanes that pass the same bits.
 template <class T> inline unsigned match(const char* name, unsigned mask, T value) {
     if (WARP_SIZE == 1) return 1;
     struct Operand { T value; unsigned same; } mine{value, 0};
@@ -491,8 +485,8 @@ template <class T> inline unsigned match(const char* name, unsigned mask, T valu
         for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
             for (unsigned other = lanes; other != 0; other &= other - 1) {
                 Operand& lane = *static_cast<Operand*>(operands[__builtin_ctz(rest)]);
-                if (lane.value == static_cast<Operand*>(operands[__builtin_ctz(other)])->value)
-                    lane.same |= other & -other;
+                const T& value = static_cast<Operand*>(operands[__builtin_ctz(other)])->value;
+                if (memcmp(&lane.value, &value, sizeof(T)) == 0) lane.same |= other & -other;
             }
     });
     return mine.same;
@@ -505,16 +499,7 @@ inline unsigned lane() {
 
 // Returns a mask of the lanes whose `yes` is true.
 inline unsigned ballot(const char* name, unsigned mask, bool yes) {
-    if (WARP_SIZE == 1) return yes;
-    struct Operand { bool yes; unsigned result; } mine{yes, 0};
-    warp_collective(name, mask, &mine, [](void* const* operands, unsigned lanes) {
-        unsigned result = 0;
-        for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
-            if (static_cast<Operand*>(operands[__builtin_ctz(rest)])->yes) result |= rest & -rest;
-        for (unsigned rest = lanes; rest != 0; rest &= rest - 1)
-            static_cast<Operand*>(operands[__builtin_ctz(rest)])->result = result;
-    });
-    return mine.result;
+    return reduce<std::bit_or<>>(name, mask, yes ? 1u << lane() : 0);
 }
 }  // namespace cuda_cpu
 
@@ -539,22 +524,21 @@ inline int __syncthreads_count(int yes) {
 inline int __syncthreads_and(int yes) { return __syncthreads_count(yes == 0) == 0; }
 inline int __syncthreads_or(int yes) { return __syncthreads_count(yes) != 0; }
 
-#define CUDA_CPU_REDUCTION(name, T, Operation)                                                                 \
+#define CUDA_CPU_REDUCTION(name, T, result)                                                                    \
     inline T __reduce_##name##_sync(unsigned mask, T value) {                                                  \
+        struct Operation { T operator()(T x, T y) const { return result; } };                                  \
         return cuda_cpu::reduce<Operation>("__reduce_" #name "_sync", mask, value);                            \
     }
-CUDA_CPU_REDUCTION(add, unsigned, std::plus<>)
-CUDA_CPU_REDUCTION(min, unsigned, cuda_cpu::Minimum)
-CUDA_CPU_REDUCTION(max, unsigned, cuda_cpu::Maximum)
-CUDA_CPU_REDUCTION(min, int, cuda_cpu::Minimum)
-CUDA_CPU_REDUCTION(max, int, cuda_cpu::Maximum)
-CUDA_CPU_REDUCTION(and, unsigned, std::bit_and<>)
-CUDA_CPU_REDUCTION(or, unsigned, std::bit_or<>)
-CUDA_CPU_REDUCTION(xor, unsigned, std::bit_xor<>)
+CUDA_CPU_REDUCTION(add, unsigned, x + y)
+CUDA_CPU_REDUCTION(add, int, static_cast<int>(static_cast<unsigned>(x) + static_cast<unsigned>(y)))
+CUDA_CPU_REDUCTION(min, unsigned, std::min(x, y))
+CUDA_CPU_REDUCTION(min, int, std::min(x, y))
+CUDA_CPU_REDUCTION(max, unsigned, std::max(x, y))
+CUDA_CPU_REDUCTION(max, int, std::max(x, y))
+CUDA_CPU_REDUCTION(and, unsigned, x & y)
+CUDA_CPU_REDUCTION(or, unsigned, x | y)
+CUDA_CPU_REDUCTION(xor, unsigned, x ^ y)
 #undef CUDA_CPU_REDUCTION
-inline int __reduce_add_sync(unsigned mask, int value) {
-    return static_cast<int>(__reduce_add_sync(mask, static_cast<unsigned>(value)));
-}
 
 template <class T> inline unsigned __match_any_sync(unsigned mask, T value) {
     return cuda_cpu::match("__match_any_sync", mask, value);
@@ -562,7 +546,7 @@ template <class T> inline unsigned __match_any_sync(unsigned mask, T value) {
 // Returns the mask if all its lanes pass the same value, otherwise 0.
 template <class T> inline unsigned __match_all_sync(unsigned mask, T value, int* all_same) {
     const unsigned same = cuda_cpu::match("__match_all_sync", mask, value);
-    *all_same = __all_sync(mask, __popc(same) == __popc(__ballot_sync(mask, 1)));
+    *all_same = same == __ballot_sync(mask, 1);
     return *all_same ? same : 0;
 }
 

@@ -10,7 +10,6 @@ inline unsigned short bf16_bits(float x) {
     const unsigned rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     return static_cast<unsigned short>(x != x ? 0x7fff : rounded);
 }
-inline unsigned short bf16_bits(double x) { return bf16_bits(static_cast<float>(x)); }
 inline float float_of_bf16(unsigned short x) { return bits<float>(static_cast<unsigned>(x) << 16); }
 }  // namespace cuda_cpu
 

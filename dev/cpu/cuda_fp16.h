@@ -7,18 +7,6 @@
 namespace cuda_cpu {
 constexpr ShortFormat half_format = {16, 10, 15, 0x7bff, 0x7c00, 0x7fff, 0x7c00};
 inline unsigned short half_bits(float x) { return static_cast<unsigned short>(encoded(x, half_format)); }
-
-// Returns x truncated to float, with the last bit set if x was not exact (round to odd). Rounding the result to half
-// precision then equals rounding x once.
-inline float rounded_to_odd(double x) {
-    const float nearest = static_cast<float>(x);
-    const double back = nearest;
-    if (back == x || x != x || back - back != 0) return nearest;
-    const unsigned larger = fabs(back) > fabs(x);
-    return bits<float>((bits<unsigned>(nearest) - larger) | 1);
-}
-inline unsigned short half_bits(double x) { return half_bits(rounded_to_odd(x)); }
-
 inline float float_of_half(unsigned short half) { return decoded(half, half_format); }
 }  // namespace cuda_cpu
 

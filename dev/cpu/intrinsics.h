@@ -34,10 +34,11 @@ template <class Float> inline Float rounded(Float x) {
 #endif
 }
 
-// Converts an integral x to an integer type, clamped to its range; NaN gives 0.
+// Converts an integral x to an integer type, clamped to its range. NaN gives 0, or the highest bit if one of the types
+// has 64 bits (PTX manual, "cvt").
 template <class Integer, class Float> inline Integer to_integer(Float x) {
     using Limits = std::numeric_limits<Integer>;
-    if (x != x) return 0;
+    if (x != x) return std::max(sizeof(x), sizeof(Integer)) < 8 ? 0 : Integer(1ull << (8 * sizeof(Integer) - 1));
     if (x <= static_cast<Float>(Limits::min())) return Limits::min();
     return x >= static_cast<Float>(Limits::max()) ? Limits::max() : static_cast<Integer>(x);
 }
@@ -80,14 +81,17 @@ extern "C" inline void __sincosf(float x, float* sine, float* cosine) noexcept {
 }
 inline float rsqrtf(float x) { return cuda_cpu::special(1.0f / sqrtf(x)); }
 inline double rsqrt(double x) { return 1 / sqrt(x); }
-// Functions with and without a suffix f, which double computes.
+// Functions with and without a suffix f, which double computes. (sin(M_PI x) is not exactly 0 at integers x > 0.)
 #define CUDA_CPU_FUNCTIONS(T, f)                                                                                 \
     inline T rcbrt##f(T x) { return static_cast<T>(1 / cbrt(double{x})); }                                       \
     inline T normcdf##f(T x) { return static_cast<T>(0.5 * erfc(-M_SQRT1_2 * x)); }                              \
-    inline T sinpi##f(T x) { return static_cast<T>(sin(M_PI * fmod(x, 2))); }                                    \
-    inline T cospi##f(T x) { return static_cast<T>(cos(M_PI * fmod(x, 2))); }                                    \
+    inline T cospi##f(T x) { return static_cast<T>(sin(M_PI * (0.5 - fabs(remainder(x, 2))))); }                 \
+    inline T sinpi##f(T x) {                                                                                     \
+        const double rest = remainder(x, 2);                                                                     \
+        return static_cast<T>(sin(M_PI * (fabs(rest) > 0.5 ? copysign(1, rest) - rest : rest)));                 \
+    }                                                                                                            \
     inline void sincospi##f(T x, T* sine, T* cosine) { *sine = sinpi##f(x), *cosine = cospi##f(x); }             \
-    inline T norm3d##f(T x, T y, T z) { return static_cast<T>(std::hypot(double{x}, double{y}, double{z})); }         \
+    inline T norm3d##f(T x, T y, T z) { return static_cast<T>(std::hypot(double{x}, double{y}, double{z})); }    \
     inline T norm4d##f(T x, T y, T z, T w) { return static_cast<T>(hypot(norm3d##f(x, y, z), w)); }              \
     inline T rnorm3d##f(T x, T y, T z) { return 1 / norm3d##f(x, y, z); }                                        \
     inline T rnorm4d##f(T x, T y, T z, T w) { return 1 / norm4d##f(x, y, z, w); }                                \

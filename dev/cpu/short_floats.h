@@ -95,17 +95,27 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     const auto codes = __builtin_convertvector(bits, std::conditional_t<sizeof(T) == 1, Codes, Halves>);
     memcpy(static_cast<void*>(v), &codes, sizeof(codes));
 }
+
+// Returns x truncated to float, with the last bit set if x was not exact (round to odd). Rounding the result to a
+// 16-bit float then equals rounding x once.
+template <class Wide> inline float rounded_to_odd(Wide x) {
+    const float nearest = static_cast<float>(x);
+    const Wide back = nearest;
+    if (back == x || x != x || back - back != 0) return nearest;
+    const unsigned larger = fabs(back) > fabs(x);
+    return bits<float>((bits<unsigned>(nearest) - larger) | 1);
+}
 }  // namespace cuda_cpu
 
-// Defines the type T, its raw form T##_raw and its pair T##2 from Encode (float or double to bits) and Decode (bits to
-// float). Name: the type's name in CUDA's conversion functions, half or bfloat16.
+// Defines the type T, its raw form T##_raw and its pair T##2 from Encode (float to bits) and Decode (bits to float).
+// Name: the type's name in CUDA's conversion functions, half or bfloat16.
 #define CUDA_CPU_SHORT_FLOAT(T, Name, Encode, Decode)                                                                 \
     struct T##_raw { unsigned short x; };                                                                             \
     struct __align__(2) T {                                                                                           \
         T() = default;                                                                                                \
         T(float x) : bits_(Encode(x)) {}                                                                              \
-        T(double x) : bits_(Encode(x)) {}                                                                             \
-        T(int x) : bits_(Encode(static_cast<float>(x))) {}                                                            \
+        T(double x) : bits_(Encode(cuda_cpu::rounded_to_odd(x))) {}                                                   \
+        T(int x) : T(static_cast<double>(x)) {}                                                                       \
         T(T##_raw raw) : bits_(raw.x) {}                                                                              \
         operator float() const { return Decode(bits_); }                                                              \
         operator T##_raw() const { return {bits_}; }                                                                  \
@@ -118,12 +128,12 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     CUDA_CPU_SHORT_OPERATOR(T, -, __hsub, __hsub2)                                                                    \
     CUDA_CPU_SHORT_OPERATOR(T, *, __hmul, __hmul2)                                                                    \
     CUDA_CPU_SHORT_OPERATOR(T, /, __hdiv, __h2div)                                                                    \
-    CUDA_CPU_SHORT_COMPARISON(T, eq, ==)                                                                              \
-    CUDA_CPU_SHORT_COMPARISON(T, ne, !=)                                                                              \
-    CUDA_CPU_SHORT_COMPARISON(T, lt, <)                                                                               \
-    CUDA_CPU_SHORT_COMPARISON(T, le, <=)                                                                              \
-    CUDA_CPU_SHORT_COMPARISON(T, gt, >)                                                                               \
-    CUDA_CPU_SHORT_COMPARISON(T, ge, >=)                                                                              \
+    CUDA_CPU_SHORT_COMPARISON(T, eq, a == b)                                                                          \
+    CUDA_CPU_SHORT_COMPARISON(T, ne, a < b || a > b)                                                                  \
+    CUDA_CPU_SHORT_COMPARISON(T, lt, a < b)                                                                           \
+    CUDA_CPU_SHORT_COMPARISON(T, le, a <= b)                                                                          \
+    CUDA_CPU_SHORT_COMPARISON(T, gt, a > b)                                                                           \
+    CUDA_CPU_SHORT_COMPARISON(T, ge, a >= b)                                                                          \
     inline T __hmax(T x, T y) { return fmaxf(x, y); }                                                                 \
     inline T __hmin(T x, T y) { return fminf(x, y); }                                                                 \
     inline T##2 __hmax2(T##2 v, T##2 w) { return {__hmax(v.x, w.x), __hmax(v.y, w.y)}; }                              \
@@ -184,9 +194,13 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
     inline float __low2float(T##2 v) { return v.x; }                                                                  \
     inline float __high2float(T##2 v) { return v.y; }
 
-// Comparisons of numbers and of pairs: name2 gives 1 or 0 for each, and bname2 whether both hold.
-#define CUDA_CPU_SHORT_COMPARISON(T, name, operation)                                                                 \
-    inline bool __h##name(T x, T y) { return static_cast<float>(x) operation static_cast<float>(y); }                 \
+// Comparisons of floats a and b, and of pairs: name2 gives 1 or 0 for each, and bname2 whether both hold. All, also ne,
+// are false if a number is NaN.
+#define CUDA_CPU_SHORT_COMPARISON(T, name, holds)                                                                     \
+    inline bool __h##name(T x, T y) {                                                                                 \
+        const float a = x, b = y;                                                                                     \
+        return holds;                                                                                                 \
+    }                                                                                                                 \
     inline T##2 __h##name##2(T##2 v, T##2 w) { return {__h##name(v.x, w.x), __h##name(v.y, w.y)}; }                   \
     inline bool __hb##name##2(T##2 v, T##2 w) { return __h##name(v.x, w.x) && __h##name(v.y, w.y); }
 
@@ -201,7 +215,7 @@ template <class T> inline void encode_pack(T (&v)[16], const float (&x)[16], con
 // Conversions to an integer type (nearest, to zero, up, down), clamped to its range, and from it.
 #define CUDA_CPU_SHORT_INTEGER(T, Name, name, Integer)                                                                \
     CUDA_CPU_TO_INTEGER(Name, T, name, Integer)                                                                       \
-    inline T __##name##2##Name##_rn(Integer x) { return static_cast<double>(x); }
+    inline T __##name##2##Name##_rn(Integer x) { return cuda_cpu::rounded_to_odd(static_cast<long double>(x)); }
 
 // Arithmetic operators with a result of type T, as on a GPU. Without them, x + y would be a float.
 #define CUDA_CPU_SHORT_OPERATOR(T, operation, name, name2)                                                            \

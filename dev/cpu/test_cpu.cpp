@@ -223,6 +223,8 @@ static bool collectives_are_right() {
                     __reduce_and_sync(mask, lane | 64) == 64 && __reduce_or_sync(mask, lane) == 31 &&
                     __reduce_xor_sync(mask, 1u << lane) == mask &&
                     __match_any_sync(mask, double(lane % 5)) == 0x8421u << lane % 5 &&
+                    __match_any_sync(mask, lane < 9 ? NAN : lane < 16 ? 0.0 : -0.0) ==
+                        (lane < 9 ? 0x1ffu : lane < 16 ? 0xfe00u : 0xf0000u) &&
                     __match_all_sync(mask, 7, &all_same) == mask && all_same &&
                     __match_all_sync(mask, lane / 19, &differ) == 0 && !differ;
         }
@@ -558,7 +560,7 @@ TEST("intrinsics") {
     expect("conversions round as their suffix says, and are clamped",
            __float2int_ru(1.25f) == 2 && __float2int_rd(-1.25f) == -2 && __float2uint_rn(-3) == 0 &&
                __float2uint_rz(5e9f) == 0xffffffff && __double2ll_rz(-2.5) == -2 && __double2int_rn(3.5) == 4 &&
-               __float2ull_rd(1e30f) == ~0ull && __ll2float_rz(0x7fffffffffffffff) < 9.223372e18f &&
+               __double2int_rn(NAN) == INT_MIN && __float2ull_rz(NAN) == 1ull << 63 && __float2ull_rd(1e30f) == ~0ull && __ll2float_rz(0x7fffffffffffffff) < 9.223372e18f &&
                __uint2float_ru(0xffffffff) == 4294967296.0f && __uint2float_rz(0xffffffff) < 4294967296.0f &&
                __double2float_ru(0.1) > __double2float_rd(0.1) && __int2double_rn(-7) == -7);
     expect("words are taken apart and put together",
@@ -579,7 +581,8 @@ TEST("intrinsics") {
                __vcmpeq2(0x00010002, 0x00010003) == 0xffff0000);
     expect("mathematical functions of CUDA that C does not have",
            __saturatef(2) == 1 && __saturatef(NAN) == 0 && normcdff(0) == 0.5f && rsqrt(4.0) == 0.5 &&
-               std::fabs(rcbrtf(8) - 0.5f) < 1e-6f && std::fabs(sinpif(1)) < 1e-6f && cospi(1.0) == -1 &&
+               std::fabs(rcbrtf(8) - 0.5f) < 1e-6f && sinpif(-1) == 0 && sinpif(1.75f) == -0.70710678f &&
+               cospi(1.0) == -1 && cospif(-2.5f) == 0 &&
                std::fabs(__exp10f(2) - 100) < 1e-3f && norm3df(2, 3, 6) == 7 &&
                std::fabs(norm4d(2, 4, 5, 6) - 9) < 1e-9 && rhypotf(3, 4) == 0.2f && umax(3, ~0u) == ~0u &&
                llmin(-1, 1) == -1);
@@ -600,16 +603,17 @@ struct Format {
 };
 
 template <class T> using Code = std::conditional_t<sizeof(T) == 1, uint8_t, uint16_t>;
+template <class T> using Wide = std::conditional_t<sizeof(T) == 1, float, double>;   // the widest type that it rounds
 template <class T> static float decoded(int code) {
     const auto bits = static_cast<Code<T>>(code);
     return static_cast<float>(reinterpret_cast<const T&>(bits));
 }
 template <class T> static int encoded(double x) {
-    return cuda_cpu::bits<Code<T>>(T(static_cast<std::conditional_t<sizeof(T) == 1, float, double>>(x)));
+    return cuda_cpu::bits<Code<T>>(T(static_cast<Wide<T>>(x)));
 }
 
 // Returns whether a type rounds to nearest even, with both signs, for each value, each midpoint between two values, and
-// the floats adjacent to midpoints, and whether each code is converted back exactly.
+// the numbers adjacent to midpoints, and whether each code is converted back exactly.
 template <class T> static bool rounds_to_nearest(const Format& f) {
     const int sign = 1 << (8 * sizeof(T) - 1);
     bool right = encoded<T>(0.0) == 0 && encoded<T>(-0.0) == sign;
@@ -621,8 +625,8 @@ template <class T> static bool rounds_to_nearest(const Format& f) {
         const double here = f.value(code), middle = (here + f.value(code + 1)) / 2;
         check(here, code);
         check(middle, code + code % 2);
-        check(std::nextafter(static_cast<float>(middle), 0.0f), code);
-        check(std::nextafter(static_cast<float>(middle), INFINITY), code + 1);
+        check(std::nextafter(static_cast<Wide<T>>(middle), Wide<T>{0}), code);
+        check(std::nextafter(static_cast<Wide<T>>(middle), Wide<T>{INFINITY}), code + 1);
         const float negative = decoded<T>(code | sign);
         right = right && decoded<T>(code) == here && negative == -here && std::signbit(negative);
     }
@@ -682,7 +686,10 @@ TEST("short floats") {
            is(h2sqrt(__habs2(halves)), 2, 0.5f) && is(h2rcp(halves), 0.25f, -4) && is(h2floor(halves), 4, -1) &&
                is(h2exp2(halves), 16, 0.8408203125f) && is(__hgt2(halves, ones), 1, 0) &&
                is(h2exp(__hmin2(halves, __hneg2(ones))), 0.367919921875f, 0.367919921875f) &&
-               !__hbgt2(halves, ones) && __hble2(halves, halves) && __hne(one, large) && __hisnan(__half(NAN)) &&
+               !__hbgt2(halves, ones) && __hble2(halves, halves) && __hne(one, large) && !__hne(one, __half(NAN)) &&
+               __hisnan(__half(NAN)) && float(__nv_bfloat16((1 << 30) + (1 << 22) + 1)) == (1 << 30) + (1 << 23) &&
+               float(__ll2bfloat16_rn((1ll << 62) + (1ll << 54) + 1)) == (1ll << 62) + (1ll << 55) &&
+               float(__hfma(__nv_bfloat16(0.9375f), __nv_bfloat16(1.1875f), __nv_bfloat16(0x1p-40f))) == 1.1171875f &&
                __hisinf(__half(-INFINITY)) == -1 && is(__lowhigh2highlow(halves), -0.25f, 4) &&
                is(__highs2half2(halves, ones), -0.25f, 1) && __half2int_rd(halves.y) == -1 &&
                __half2ushort_rn(large) == 65504 && float(__int2half_rn(1 << 20)) == INFINITY &&
