@@ -117,29 +117,7 @@ public:
     uint64_t end_of_allocation() const { return last_.at + last_.bytes; }   // of the one that find() found last
     std::map<uint64_t, uint64_t> accessed;   // offset and bytes of the static arrays that have been found
     uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
-    // Returns the static array at an offset in shared memory ("" for dynamic shared memory), and the offset in it.
-    std::pair<std::string, uint64_t> within_array(uint64_t at) const {
-        for (const Range& array : arrays_)
-            if (at - array.at < array.bytes) return {array.name, at - array.at};
-        return {"", at};
-    }
-    // Returns the name of the variable that begins at an address; "" if none does.
-    std::string variable_at(uintptr_t begin) const {
-        const auto found = variables_.find(begin);
-        return found == variables_.end() ? "" : found->second.range.name;
-    }
-    // Returns the begin of the allocation or variable that a global address is in or next to, and the offset in it.
-    std::pair<uintptr_t, int64_t> within_allocation(uint64_t at) const {
-        for (const auto& [begin, variable] : variables_)
-            if (at + VARIABLE_GUARD - variable.range.at < variable.range.bytes + 2 * VARIABLE_GUARD)
-                return {begin, static_cast<int64_t>(at - variable.range.at)};
-        for (const auto& [begin, allocation] : allocations_)
-            if (at + guard_bytes - allocation.at < allocation.bytes + 2 * guard_bytes)
-                return {begin, static_cast<int64_t>(at - allocation.at)};
-        return {0, static_cast<int64_t>(at)};
-    }
 
-private:
     struct Range {
         uintptr_t begin = 0;
         size_t bytes = 0;
@@ -149,6 +127,22 @@ private:
         Range guarded() const { return {begin - guard_bytes, bytes + 2 * guard_bytes}; }
         bool overlaps(const Range& r) const { return begin < r.begin + r.bytes && r.begin < begin + bytes; }
     };
+    // Returns the static array, allocation or variable that an address is in or next to.
+    Range owner(Space space, uint64_t at) const {
+        Range found;
+        const auto look_at = [&](const Range& range, uint64_t guard) {
+            if (at + guard - range.at < range.bytes + 2 * guard) found = range;
+        };
+        if (space == Space::SHARED)
+            for (const Range& array : arrays_) look_at(array, 0);
+        else {
+            for (const auto& [begin, allocation] : allocations_) look_at(allocation, guard_bytes);
+            for (const auto& [begin, variable] : variables_) look_at(variable.range, VARIABLE_GUARD);
+        }
+        return found;
+    }
+
+private:
     struct Variable {
         Range range;
         bool is_users, is_guarded;
@@ -257,12 +251,13 @@ struct Side {
 // A race between two accesses, or an uninitialised read or an access out of bounds (`earlier` is then unused).
 struct Hazard {
     Space space;
-    int64_t address;        // offset in shared memory, or from the begin of the allocation
+    Memory::Range owner;    // the array or allocation
+    int64_t address;        // offset from its begin
     Side later, earlier;
     uint64_t count;
-    std::string why;
-    uintptr_t allocation = 0;
 };
+// Key: both sites, the reason, and the begin of the array or allocation, because a site may access several.
+using Hazards = std::map<std::tuple<uint32_t, uint32_t, std::string, uint64_t>, Hazard>;
 
 struct Kernel {
     LaunchShape shape;
@@ -280,8 +275,7 @@ struct Kernel {
     Totals totals;
     std::vector<Totals> after_block;
     double hot_atomics = 0;
-    std::map<std::tuple<uint32_t, uint32_t, const char*>, Hazard> races;   // key: both sites and the reason
-    std::map<uint32_t, Hazard> uninitialised, out_of_bounds;
+    Hazards races, uninitialised, out_of_bounds;
 
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
     unsigned threads() const { return shape.block[0] * shape.block[1] * shape.block[2]; }
@@ -532,16 +526,11 @@ static bool happens_before(const Entry& entry, Space space, const NewAccess& lat
     return covers(*later.fenced);
 }
 
-static void add(Hazard& hazard, Space space, uint64_t at, const Side& later, const Side& earlier,
+static void add(Hazards& hazards, Space space, uint64_t at, const Side& later, const Side& earlier,
                 const std::string& why) {
-    const auto [allocation, offset] =
-        space == Space::SHARED ? std::pair(uintptr_t{0}, static_cast<int64_t>(at)) : memory.within_allocation(at);
-    if (hazard.count == 0) hazard = {space, offset, later, earlier, 0, why, allocation};
-    hazard.count++;
-}
-
-static void add_race(Space space, uint64_t at, const Side& later, const Side& earlier, const char* why) {
-    add(kernel->races[{later.site, earlier.site, why}], space, at, later, earlier, why);
+    const Memory::Range owner = memory.owner(space, at);
+    const Hazard first{space, owner, static_cast<int64_t>(at - owner.at), later, earlier, 0};
+    hazards.try_emplace({later.site, earlier.site, why, owner.at}, first).first->second.count++;
 }
 
 static void report_race(Space space, uint64_t at, const Entry& entry, const NewAccess& later, const char* why) {
@@ -556,7 +545,7 @@ static void report_race(Space space, uint64_t at, const Entry& entry, const NewA
         lane = static_cast<unsigned>(__builtin_ctz(rest));
         break;
     }
-    add_race(space, at, {later.site, access, later.thread, block},
+    add(kernel->races, space, at, {later.site, access, later.thread, block},
              {entry.site, other, entry.first_actor + lane, entry.block}, why);
 }
 
@@ -581,7 +570,7 @@ static void check_written(uint64_t granule, uint16_t mask, const NewAccess& late
     const unsigned missing = mask & ~written[granule];
     if (later.kind != Kind::WRITE && missing != 0) {
         const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
-        add(kernel->uninitialised[later.site], Space::SHARED, at, {later.site, Access::LOAD, later.thread, block}, {}, "");
+        add(kernel->uninitialised, Space::SHARED, at, {later.site, Access::LOAD, later.thread, block}, {}, "");
     }
     if (later.kind != Kind::READ) written[granule] |= mask;
 }
@@ -678,7 +667,7 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
 // Reports an access outside of an allocation or of an array in shared memory.
 static void add_out_of_bounds(Place place, uint32_t site, Access access, const std::string& why) {
     const Space space = place.space == Space::SHARED ? Space::SHARED : Space::GLOBAL;
-    add(kernel->out_of_bounds[site], space, place.at, {site, access, current, block}, {}, why);
+    add(kernel->out_of_bounds, space, place.at, {site, access, current, block}, {}, why);
 }
 
 static struct { uintptr_t pc; size_t bytes; Access access; By by; } unknown;   // the last access outside of all arrays
@@ -1340,9 +1329,9 @@ void phase_completed(const void* barrier, unsigned parity) {
     const Moment ends{sync.arriving_passed, NONE, 0};
     for (const Waiter& waiter : sync.waiters)
         if (!ends.covers(waiter.thread / LANES * LANES, 1u << waiter.thread % LANES, waiter.step))
-            add_race(Space::SHARED, 0, {waiter.site, Access::LOAD, waiter.thread, block},
-                     {waiter.site, Access::STORE, current, block},
-                     "the wait may begin after the next phase too: it then sees the old parity and blocks");
+            add(kernel->races, Space::SHARED, 0, {waiter.site, Access::LOAD, waiter.thread, block},
+                {waiter.site, Access::STORE, current, block},
+                "the wait may begin after the next phase too: it then sees the old parity and blocks");
     sync.waiters.clear();
     sync.phases++;
     sync.arriving = join({{sync.arriving, first_engine + sync.slot, sync.phases}}, actors());
@@ -1535,29 +1524,29 @@ static json to_json(const Site& site) {
     return all;
 }
 
-static json to_json(const Kernel& kernel, const Hazard& h, const std::vector<Side>& sides) {
-    std::string array = memory.variable_at(h.allocation);
-    int64_t address = h.address;
-    if (h.space == Space::SHARED) std::tie(array, address) = memory.within_array(static_cast<uint64_t>(h.address));
-    json accesses = json::array();
-    for (const Side& side : sides) {
-        const Site& site = kernel.sites[side.site];
-        accesses.push_back({{"stack", stacks.with_callers(site.pc, site.stack)}, {"block", side.block},
-                            {"access", name_of(side.access)}, {"by", BY_NAMES[static_cast<int>(site.by)]},
-                            {"thread", side.actor < kernel.threads() ? static_cast<int>(side.actor) : -1}});
+// sides: the number of accesses of each hazard.
+static json to_json(const Kernel& kernel, const Hazards& hazards, size_t sides) {
+    json all = json::array();
+    for (const auto& [key, h] : hazards) {
+        json accesses = json::array();
+        for (const Side* side : {&h.later, &h.earlier}) {
+            if (accesses.size() == sides) break;
+            const Site& site = kernel.sites[side->site];
+            accesses.push_back({{"stack", stacks.with_callers(site.pc, site.stack)}, {"block", side->block},
+                                {"access", name_of(side->access)}, {"by", BY_NAMES[static_cast<int>(site.by)]},
+                                {"thread", side->actor < kernel.threads() ? static_cast<int>(side->actor) : -1}});
+        }
+        all.push_back({{"memory", name_of(h.space)}, {"array", h.owner.name}, {"address", h.address},
+                       {"allocation", h.owner.begin}, {"count", h.count}, {"why", std::get<std::string>(key)},
+                       {"accesses", accesses}});
     }
-    return {{"memory", name_of(h.space)}, {"array", array}, {"address", address}, {"allocation", h.allocation},
-            {"count", h.count}, {"why", h.why}, {"accesses", accesses}};
+    return all;
 }
 
 static json to_json(const Kernel& kernel) {
-    json sites = json::array(), races = json::array(), uninitialised = json::array(), out_of_bounds = json::array(),
-         barriers = json::array();
+    json sites = json::array(), barriers = json::array();
     for (const Site& site : kernel.sites)
         if (site.requests > 0) sites.push_back(to_json(site));
-    for (const auto& [key, race] : kernel.races) races.push_back(to_json(kernel, race, {race.later, race.earlier}));
-    for (const auto& [key, read] : kernel.uninitialised) uninitialised.push_back(to_json(kernel, read, {read.later}));
-    for (const auto& [key, each] : kernel.out_of_bounds) out_of_bounds.push_back(to_json(kernel, each, {each.later}));
     for (const auto& [name, pc, stack] : kernel.syncs)
         barriers.push_back({{"name", name}, {"stack", stacks.with_callers(pc, stack)}});
     const std::pair<const char*, uint64_t Totals::*> figures[] = {
@@ -1576,8 +1565,9 @@ static json to_json(const Kernel& kernel) {
             {"dynamic_shared", kernel.shape.dynamic_shared}, {"static_shared", kernel.static_shared()},
             {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks}, {"blocks", kernel.blocks()},
             {"threads", kernel.threads()}, {"tensor_flops", kernel.totals.flops},
-            {"launch", launch}, {"sites", sites}, {"races", races}, {"uninitialised", uninitialised},
-            {"out_of_bounds", out_of_bounds}, {"barriers", barriers}};
+            {"launch", launch}, {"sites", sites}, {"races", to_json(kernel, kernel.races, 2)},
+            {"uninitialised", to_json(kernel, kernel.uninitialised, 1)},
+            {"out_of_bounds", to_json(kernel, kernel.out_of_bounds, 1)}, {"barriers", barriers}};
 }
 
 static void write(const std::string& ended) {

@@ -172,7 +172,7 @@ class Kernel:
 
     def find_hazards(self, symbols, kind):
         """Returns a recording's races (two accesses, the later one first) or uninitialised reads, with source lines
-        instead of stacks. Hazards between the same lines are merged."""
+        instead of stacks. Hazards of an array between the same lines are merged."""
         found = {}
         for raw in self.raw[kind]:
             accesses = []
@@ -182,7 +182,7 @@ class Kernel:
                                  **{key: access[key] for key in ("access", "by", "thread", "block")}})
             array = self.names.get(raw["array"], "").split("::")[-1]        # kernel<64>(float*)::tile
             lines = sorted((access["file"], access["line"], access["access"]) for access in accesses)
-            same = found.setdefault((raw["memory"], raw["why"], *lines),
+            same = found.setdefault((raw["memory"], raw["array"], raw["allocation"], raw["why"], *lines),
                                     {**raw, "array": array, "accesses": accesses, "count": 0})
             same["count"] += raw["count"]
         return list(found.values())

@@ -289,14 +289,20 @@ ROWS = ("a row", "constant", "managed", "static", "static and never stored to", 
         "by address")
 
 
+BOTH = {"hits", "total"}
+
+
 def test_variables():
     case = CASES["variables"]
     for name, memory, comments in (("updates", "global", [("adds", "adds")]), ("last_block", "global", WRITES_READS)):
         expect_equal([pairs(case.kernel(f"{name}<{right}>")) for right in ("false", "true")],
                      [pairs_of(case, name, memory, *comments), set()],
                      f"{name}: the race is found, and none in the right version with an atomic on a variable")
-    expect_equal({race["array"] for race in case.kernel("updates<false>")["races"]}, {"total"},
-                 "a race names the variable")
+    for name, comment, arrays in (("updates<false>", "adds", {"total"}), ("two_variables", "on one line", BOTH),
+                                  ("either", "in one instruction", BOTH)):
+        expect_equal({race["array"] for race in case.kernel(name)["races"]
+                      if {access["line"] for access in race["accesses"]} == {case.line(name, comment)}}, arrays,
+                     f"races name the variables: {comment}")
     keys = ("requests", "sectors", "least_sectors")
     for comment, expected in [*((row, (1, 4, 4)) for row in ROWS), ("a column", (1, 32, 4)), ("structs", (1, 8, 4))]:
         expect_equal(case.sum("loads", comment, "load", *keys), expected, f"loads of a variable are counted: {comment}")

@@ -55,7 +55,7 @@ COLUMNS = [
            lambda k: k.registers and f"{k.registers}{'!' if k.spills else ''}", str),
     Column("in flight", "loads in flight per multiprocessor, and how many the memory bandwidth needs; TMA: unknown",
            in_flight_words, str),
-    Column("races", "pairs of source lines that race", lambda k: len(k.races), best=0),
+    Column("races", "pairs of source lines that race, of each array", lambda k: len(k.races), best=0),
 ]
 LEGEND = """sectors, wavefr.: divided by the minimum; traffic: bytes (attention: FLOPs) divided by those of the cost
 line; lanes: active lanes, of 32; in flight: loads, of those that the bandwidth needs; est.: from data sheets;

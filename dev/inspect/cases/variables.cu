@@ -5,7 +5,7 @@
 struct Pair {
     float a, b;
 };
-__device__ int total;
+__device__ int total, hits[1];
 __device__ float table[2048];
 __device__ float next_to_table[32];
 __device__ Pair pairs[32];
@@ -24,6 +24,12 @@ __device__ float nested[32] = {3};
 template <bool right> __global__ void updates(int*) {
     if (right) atomicAdd(&total, 1);
     else total = total + 1;                           // adds
+}
+__global__ void two_variables(int*) {
+    hits[0] += 1; total = static_cast<int>(threadIdx.x);   // on one line
+}
+__global__ void either(int*) {
+    *(threadIdx.x % 2 == 0 ? hits : &total) = 1;      // in one instruction
 }
 // The last block to finish adds the parts of all blocks, as in the CUDA C++ Programming Guide.
 template <bool right> __global__ void last_block(float* parts, float* out) {
@@ -77,6 +83,8 @@ int main() {
     updates<true><<<2, 64>>>(nullptr);
     updates<false><<<2, 64>>>(nullptr);
     updates<false><<<4, 64>>>(nullptr);
+    two_variables<<<1, 64>>>(nullptr);
+    either<<<1, 64>>>(nullptr);
     last_block<true><<<2, 64>>>(out, out + 8);
     last_block<false><<<2, 64>>>(out, out + 8);
     tickets<<<1, 64>>>(reinterpret_cast<int*>(out));
