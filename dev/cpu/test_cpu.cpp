@@ -387,7 +387,9 @@ static bool rows_are_copied() {
     float rows[2][3] = {{1, 2, 3}, {4, 5, 6}}, *matrix = nullptr, *host = nullptr;
     size_t pitch = 0;
     const auto to_host = cudaMemcpyDeviceToHost, to_device = cudaMemcpyHostToDevice;
-    bool right = cudaMallocPitch(&matrix, &pitch, 12, 2) == cudaSuccess && pitch % 256 == 0 && pitch >= 12 &&
+    float *queued = nullptr, *mapped = nullptr;
+    bool right = cudaMallocAsync(&queued, 4, nullptr) == cudaSuccess && cudaFreeAsync(queued, nullptr) == cudaSuccess &&
+                 cudaMallocPitch(&matrix, &pitch, 12, 2) == cudaSuccess && pitch % 256 == 0 && pitch >= 12 &&
                  cudaHostAlloc(&host, 1024, cudaHostAllocMapped) == cudaSuccess &&
                  cudaMemcpy2D(matrix, pitch, rows, 12, 12, 2, to_device) == cudaSuccess &&
                  cudaMemset2D(matrix, pitch, 0, 4, 2) == cudaSuccess &&
@@ -395,7 +397,6 @@ static bool rows_are_copied() {
                  cudaMemcpy2D(rows, 12, matrix + 2, pitch, 4, 2, to_host) == cudaSuccess;
     right = right && host[0] == 0 && host[1] == 2 && host[2] == 3 && host[4] == 0 && host[6] == 6 && rows[0][0] == 3 &&
             rows[1][0] == 6 && rows[0][1] == 2;
-    float* mapped = nullptr;
     right = right && cudaHostGetDevicePointer(&mapped, host, 0) == cudaSuccess && mapped == host &&
             cudaHostGetDevicePointer(&mapped, matrix, 0) == cudaErrorInvalidValue &&
             cudaMemcpy2D(matrix, 8, rows, 12, 12, 2, to_device) == cudaErrorInvalidPitchValue &&
@@ -534,15 +535,9 @@ TEST("numbers") {
                fminf(2, 1) == 1);
     expect("min and max accept arguments of different types",
            max(3, 4u) == 4u && min(5L, 3) == 3 && max(1.0f, 2.0f) == 2 && max(-1, 1u) == 0xffffffffu);
-    expect("bits are counted and reinterpreted",
-           __popc(0xf0f0) == 8 && __clz(1) == 31 && __clz(0) == 32 && __umulhi(0x80000000u, 6) == 3 &&
-               __float_as_uint(1.0f) == 0x3f800000 && __int_as_float(0x40000000) == 2);
     expect("__fmul_rn and __fadd_rn round the product; __fmaf_rn does not",
            __fadd_rn(__fmul_rn(tenth, tenth), -0.01f) == 9.31322574615478515625e-10f &&
                __fmaf_rn(tenth, tenth, -0.01f) == fmaf(tenth, tenth, -0.01f));
-    expect("floats are converted to integers with both roundings, and clamped",
-           __float2int_rn(2.5f) == 2 && __float2int_rz(-2.5f) == -2 && __float2int_rn(3e9f) == 2147483647 &&
-               __float2int_rz(nan) == 0);
     static_assert(sizeof(double2) == 16 && alignof(double2) == 16 && alignof(uchar4) == 4 && sizeof(char3) == 3 &&
                   alignof(float4) == 16 && alignof(float2) == 8 && alignof(int3) == 4);
 }
@@ -558,9 +553,11 @@ TEST("intrinsics") {
                __dmul_rd(0.1, 0.1) < __dmul_ru(0.1, 0.1) && __fma_ru(1, 1, 1e-30) > 1 && __ddiv_rn(1, 4) == 0.25 &&
                __frsqrt_rn(4) == 0.5f && __fadd_rn(1, tiny) == 1);
     expect("conversions round as their suffix says, and are clamped",
-           __float2int_ru(1.25f) == 2 && __float2int_rd(-1.25f) == -2 && __float2uint_rn(-3) == 0 &&
-               __float2uint_rz(5e9f) == 0xffffffff && __double2ll_rz(-2.5) == -2 && __double2int_rn(3.5) == 4 &&
-               __double2int_rn(NAN) == INT_MIN && __float2ull_rz(NAN) == 1ull << 63 && __float2ull_rd(1e30f) == ~0ull && __ll2float_rz(0x7fffffffffffffff) < 9.223372e18f &&
+           __float2int_rn(2.5f) == 2 && __float2int_rz(-2.5f) == -2 && __float2int_rn(3e9f) == 2147483647 &&
+               __float2int_rz(NAN) == 0 && __float2int_ru(1.25f) == 2 && __float2int_rd(-1.25f) == -2 &&
+               __float2uint_rn(-3) == 0 && __float2uint_rz(5e9f) == 0xffffffff && __double2ll_rz(-2.5) == -2 &&
+               __double2int_rn(3.5) == 4 && __double2int_rn(NAN) == INT_MIN && __float2ull_rz(NAN) == 1ull << 63 &&
+               __float2ull_rd(1e30f) == ~0ull && __ll2float_rz(0x7fffffffffffffff) < 9.223372e18f &&
                __uint2float_ru(0xffffffff) == 4294967296.0f && __uint2float_rz(0xffffffff) < 4294967296.0f &&
                __double2float_ru(0.1) > __double2float_rd(0.1) && __int2double_rn(-7) == -7);
     expect("words are taken apart and put together",
@@ -568,24 +565,36 @@ TEST("intrinsics") {
                __byte_perm(0x03020100, 0x07060504, 0x7250) == 0x07020500 &&
                __funnelshift_l(0x80000001, 2, 4) == 0x28 && __funnelshift_r(0x80000001, 2, 4) == 0x28000000 &&
                __funnelshift_l(5, 7, 33) == 14 && __funnelshift_lc(5, 7, 33) == 5 && __funnelshift_rc(5, 7, 99) == 7 &&
-               __popcll(~0ull) == 64 && __clzll(1) == 63 && __ffsll(8) == 4 && __double2hiint(1) == 0x3ff00000 &&
+               __popc(0xf0f0) == 8 && __clz(1) == 31 && __clz(0) == 32 && __ffs(0) == 0 && __popcll(~0ull) == 64 &&
+               __clzll(1) == 63 && __ffsll(8) == 4 && __float_as_uint(1.0f) == 0x3f800000 &&
+               __int_as_float(0x40000000) == 2 && __double2hiint(1) == 0x3ff00000 && __double2loint(1) == 0 &&
                __hiloint2double(0x3ff00000, 0) == 1);
     expect("products, averages and differences of integers",
-           __mulhi(-2, 0x40000000) == -1 && __umul64hi(1ull << 63, 6) == 3 && __mul64hi(-1, 1) == -1 &&
-               __mul24(0xffffff, 3) == -3 && __umul24(0xff000002, 3) == 6 && __hadd(-3, 0) == -2 &&
-               __rhadd(-3, 0) == -1 && __uhadd(~0u, ~0u) == ~0u && __sad(-2, 3, 4) == 9 && __usad(1, 3, 0) == 2);
+           __mulhi(-2, 0x40000000) == -1 && __umulhi(0x80000000u, 6) == 3 && __umul64hi(1ull << 63, 6) == 3 &&
+               __mul64hi(-1, 1) == -1 && __mul24(0xffffff, 3) == -3 && __umul24(0xff000002, 3) == 6 &&
+               __hadd(-3, 0) == -2 && __rhadd(-3, 0) == -1 && __uhadd(~0u, ~0u) == ~0u && __urhadd(3, 0) == 2 &&
+               __sad(-2, 3, 4) == 9 && __usad(1, 3, 0) == 2 && umin(3, ~0u) == 3 && umax(3, ~0u) == ~0u &&
+               llmin(-1, 1) == -1 && llmax(-1, 1) == 1 && ullmin(1, ~0ull) == 1 && ullmax(1, ~0ull) == ~0ull);
     expect("operations on the bytes and halves of a word",
            __dp4a(0x01ff0102, 0x02030405, 1) == 1 + 10 + 4 - 3 + 2 && __dp4a(0xffu, 0xffu, 1u) == 65026 &&
                __vadd4(0x01ff7f80, 0x01010101) == 0x02008081 && __vsub2(0x00010000, 0x00020001) == 0xffffffff &&
-               __vmaxs4(0x80ff017f, 0) == 0x0000017f && __vabsdiffu4(0x00ff0102, 0xff000201) == 0xffff0101 &&
-               __vcmpeq2(0x00010002, 0x00010003) == 0xffff0000);
+               __vmaxs4(0x80ff017f, 0) == 0x0000017f && __vmaxu4(0x80ff017f, 0x81810000) == 0x81ff017f &&
+               __vmins2(0x80000001, 0) == 0x80000000 && __vminu2(0x80000001, 0x10000) == 0x10000 &&
+               __vabsdiffu4(0x00ff0102, 0xff000201) == 0xffff0101 && __vabsdiffs2(0xffff0001, 0x00010001) == 0x20000 &&
+               __vavgu4(0x01ff0002, 0x02ff0100) == 0x02ff0101 && __vcmpeq2(0x00010002, 0x00010003) == 0xffff0000);
+    float sine = 0, cosine = 0, word = 3;
+    __sincosf(0, &sine, &cosine);
+    sincospif(0.5f, &word, &sine);
     expect("mathematical functions of CUDA that C does not have",
            __saturatef(2) == 1 && __saturatef(NAN) == 0 && normcdff(0) == 0.5f && rsqrt(4.0) == 0.5 &&
                std::fabs(rcbrtf(8) - 0.5f) < 1e-6f && sinpif(-1) == 0 && sinpif(1.75f) == -0.70710678f &&
-               cospi(1.0) == -1 && cospif(-2.5f) == 0 &&
-               std::fabs(__exp10f(2) - 100) < 1e-3f && norm3df(2, 3, 6) == 7 &&
-               std::fabs(norm4d(2, 4, 5, 6) - 9) < 1e-9 && rhypotf(3, 4) == 0.2f && umax(3, ~0u) == ~0u &&
-               llmin(-1, 1) == -1);
+               cospi(1.0) == -1 && cospif(-2.5f) == 0 && cosine == 1 && word == 1 && sine == 0 &&
+               __log10f(1) == 0 && __log2f(4) == 2 && __powf(2, 3) == 8 && __tanf(0) == 0 && __tanhf(INFINITY) == 1 &&
+               std::fabs(__exp10f(2) - 100) < 1e-3f && norm3df(2, 3, 6) == 7 && rnorm3d(0, 0, 4) == 0.25 &&
+               std::fabs(norm4d(2, 4, 5, 6) - 9) < 1e-9 && rnorm4df(0, 0, 0, -4) == 0.25f && rhypotf(3, 4) == 0.2f &&
+               fdividef(1, 4) == 0.25f && __fdividef(1, 4) == 0.25f);
+    __stcs(&word, 5.0f);
+    expect("loads and stores with a cache hint", __ldg(&word) == 5 && __ldcv(&word) == 5 && __ldlu(&word) == 5);
 }
 
 // ---- 16- and 8-bit floats, from their definition, in double

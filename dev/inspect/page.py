@@ -5,7 +5,7 @@ import re
 
 from pictures import Gallery, lane_styles
 from tables import html_table, number, plural, times
-from text import COLUMNS, by_name, facts, figures, hazards, missing, source_lines, totals
+from text import COLUMNS, by_name, facts, figures, hazard_sentence, missing, source_lines, totals
 
 README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "README.md")
 PICTURES = """Global memory: the lanes of the warp above, the 32-byte sectors that they access below. Hatched bytes are
@@ -152,7 +152,7 @@ def source_line(row, gallery):
 def section(results, number_, kernel, gallery):
     found = "".join(f"<span class='{column_level(column, kernel)}'>{column.name} {column.text(kernel)}</span>"
                     for column in COLUMNS if column.is_above_best(kernel))
-    bad = "".join(f"<p class=bad>{escaped(sentence)}</p>" for sentence in hazards(results, kernel))
+    bad = "".join(f"<p class=bad>{escaped(hazard_sentence(results, kernel, hazard))}</p>" for hazard in kernel.hazards)
     sources = "".join(f"<div class=source><div class=soft>{escaped(file)}</div>"
                       f"{''.join(source_line(row, gallery) for row in rows)}</div>"
                       for file, rows in source_lines(results, kernel))

@@ -12,7 +12,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from cards import CARDS
 from estimate import RANGE, matmul_seconds
 from page import page
-from results import SUMS, Expectations, Results, read_json, read_recording
+from results import HAZARDS, SUMS, Expectations, Results, read_json, read_recording
 from symbols import Mistake
 from tables import number, plural
 from text import hazard_summaries, kernel_text, overview
@@ -32,7 +32,7 @@ def kernel_as_json(kernel):
             "block": kernel.block, "integers": kernel.raw["integers"],
             "recorded_blocks": kernel.raw["recorded_blocks"],
             "global": sites_as_json(kernel, "global"), "shared": sites_as_json(kernel, "shared"),
-            "races": kernel.races, "uninitialised": kernel.uninitialised, "out_of_bounds": kernel.out_of_bounds,
+            **{key: [hazard for hazard in kernel.hazards if hazard["kind"] == kind] for key, kind in HAZARDS.items()},
             "estimate_us": kernel.us, "bound_by": kernel.bound, "memory_bytes": kernel.moved_bytes,
             "cost": kernel.cost, "ratios": kernel.ratios, "registers": kernel.registers, "spill_bytes": kernel.spills,
             "in_flight": kernel.in_flight, "needed_in_flight": kernel.needed_in_flight, "main_loop": kernel.main_loop}

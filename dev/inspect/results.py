@@ -13,7 +13,7 @@ from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
 
 SUMS = ("requests", "lanes", "bytes", "sectors", "least_sectors", "wavefronts", "least_wavefronts", "l1_hits",
         "dram_sectors")
-HAZARDS = ("out_of_bounds", "races", "uninitialised")
+HAZARDS = {"out_of_bounds": "access out of bounds", "races": "race", "uninitialised": "uninitialised read"}
 RATIOS = ("sectors", "wavefronts", "cost")      # the ratios that ALLOWANCES may limit
 
 
@@ -123,10 +123,7 @@ class Kernel:
         self.ratios = {**self.sums.ratios, "cost": ratio(done, self.cost[1]) if self.cost else None}
         self.lines = self.find_lines(symbols)
         self.in_flight, self.needed_in_flight = self.find_in_flight(card), needed_in_flight(card)
-        self.races = self.find_hazards(symbols, "races")
-        self.uninitialised = self.find_hazards(symbols, "uninitialised")
-        self.out_of_bounds = self.find_hazards(symbols, "out_of_bounds")
-        self.all_hazards = self.out_of_bounds + self.races + self.uninitialised
+        self.hazards = [hazard for key in HAZARDS for hazard in self.find_hazards(symbols, key)]
 
     def find_code(self, sass):
         """Looks a kernel up by symbol, else by name: the emulator's types may change the symbol."""
@@ -170,11 +167,11 @@ class Kernel:
             groups.setdefault((place.file, place.line), (place, []))[1].append(site)
         return [Line(place, sites, Sums(sites)) for _, (place, sites) in sorted(groups.items(), key=lambda g: g[0])]
 
-    def find_hazards(self, symbols, kind):
-        """Returns a recording's races (two accesses, the later one first) or uninitialised reads, with source lines
-        instead of stacks. Hazards of an array between the same lines are merged."""
+    def find_hazards(self, symbols, key):
+        """Returns a recording's races (two accesses, the later one first) or other hazards, with source lines instead
+        of stacks. Hazards of an array between the same lines are merged."""
         found = {}
-        for raw in self.raw[kind]:
+        for raw in self.raw[key]:
             accesses = []
             for access in raw["accesses"]:
                 place = symbols.place(access["stack"], self.demangled)
@@ -183,7 +180,7 @@ class Kernel:
             array = self.names.get(raw["array"], "").split("::")[-1]        # kernel<64>(float*)::tile
             lines = sorted((access["file"], access["line"], access["access"]) for access in accesses)
             same = found.setdefault((raw["memory"], raw["array"], raw["allocation"], raw["why"], *lines),
-                                    {**raw, "array": array, "accesses": accesses, "count": 0})
+                                    {**raw, "kind": HAZARDS[key], "array": array, "accesses": accesses, "count": 0})
             same["count"] += raw["count"]
         return list(found.values())
 

@@ -36,6 +36,10 @@ def in_flight_words(kernel):
     return f"{kernel.in_flight / 1024:.0f} of {kernel.needed_in_flight / 1024:.0f} KB"
 
 
+def races(kernel):
+    return sum(hazard["kind"] == "race" for hazard in kernel.hazards)
+
+
 COLUMNS = [
     Column("kernel", "name of the kernel function", lambda k: k.name, str),
     Column("launches", "launches of the kernel with this grid", lambda k: k.launches),
@@ -55,7 +59,7 @@ COLUMNS = [
            lambda k: k.registers and f"{k.registers}{'!' if k.spills else ''}", str),
     Column("in flight", "loads in flight per multiprocessor, and how many the memory bandwidth needs; TMA: unknown",
            in_flight_words, str),
-    Column("races", "pairs of source lines that race, of each array", lambda k: len(k.races), best=0),
+    Column("races", "pairs of source lines that race, of each array", races, best=0),
 ]
 LEGEND = """sectors, wavefr.: divided by the minimum; traffic: bytes (attention: FLOPs) divided by those of the cost
 line; lanes: active lanes, of 32; in flight: loads, of those that the bandwidth needs; est.: from data sheets;
@@ -109,23 +113,20 @@ def hazard_sentence(results, kernel, hazard):
     memory, sides = f"{hazard['memory']} memory", [access_words(results, access) for access in hazard["accesses"]]
     byte, count = f"byte {hazard['address']} of {hazard['array'] or memory}", plural(hazard["count"], "time")
     if len(sides) == 1:
-        what = "uninitialised read of" if hazard in kernel.uninitialised else "access out of bounds:"
+        what = hazard["kind"] + (" of" if hazard["kind"] == "uninitialised read" else ":")
         return f"{kernel.name}: {what} {hazard['why'] or byte}: {sides[0]} ({count})"
     return f"{kernel.name}: race in {memory}, {byte}: {sides[0]}, {sides[1]}; {hazard['why']} ({count})"
 
 
-def hazards(results, kernel):
-    return [hazard_sentence(results, kernel, hazard) for hazard in kernel.all_hazards]
-
-
-def other_hazards(kernel, kind, first, others):
+def other_hazards(kernel, first, others):
     """Returns a sentence that names the lines of further hazards of the same kind and memory."""
     home = first["accesses"][0]["file"]
     words = [[str(access["line"]) if access["file"] == home else f"{access['file']}:{access['line']}"
               for access in sorted(other["accesses"], key=lambda access: access["line"])] for other in others]
     places = list(dict.fromkeys(" and ".join(dict.fromkeys(pair)) for pair in words))
     more = f", and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
-    return (f"{kernel.name}: {plural(len(others), f'more {kind}')} of {first['array'] or first['memory'] + ' memory'}: "
+    return (f"{kernel.name}: {plural(len(others), 'more ' + first['kind'])} of "
+            f"{first['array'] or first['memory'] + ' memory'}: "
             f"{'line' if places[0].isdigit() and len(places) == 1 else 'lines'} {', '.join(places[:MAX_PLACES])}{more}")
 
 
@@ -133,13 +134,11 @@ def hazard_summary(results, kernel):
     """Returns for each kind of hazard and each array the sentence of the first one, and one about all others: a missing
     barrier causes a race for each pair of lines around it. The page has them all."""
     groups = {}
-    for hazard in kernel.all_hazards:
-        kind = "race" if len(hazard["accesses"]) == 2 else "uninitialised read" if hazard in kernel.uninitialised \
-            else "access out of bounds"
-        groups.setdefault((kind, hazard["memory"], hazard["array"]), []).append(hazard)
-    return [sentence for (kind, *_), (first, *others) in groups.items()
+    for hazard in kernel.hazards:
+        groups.setdefault((hazard["kind"], hazard["memory"], hazard["array"]), []).append(hazard)
+    return [sentence for first, *others in groups.values()
             for sentence in [hazard_sentence(results, kernel, first),
-                             *([other_hazards(kernel, kind, first, others)] if others else [])]]
+                             *([other_hazards(kernel, first, others)] if others else [])]]
 
 
 def hazard_summaries(results):
@@ -147,7 +146,7 @@ def hazard_summaries(results):
     first."""
     first = {}          # (name, lines of the hazards) -> [kernel, ...]
     for kernel in results.kernels:
-        lines = {(access["file"], access["line"]) for hazard in kernel.all_hazards for access in hazard["accesses"]}
+        lines = {(access["file"], access["line"]) for hazard in kernel.hazards for access in hazard["accesses"]}
         if lines:
             first.setdefault((kernel.name.split("<")[0], frozenset(lines)), []).append(kernel)
     return [sentence for (name, _), kernels in first.items()
