@@ -99,8 +99,9 @@ struct Launch {
 inline thread_local const Launch* launched = nullptr;
 
 // Reports an error in a kernel and ends the process, because a worker cannot unwind the stacks of its fibers.
-[[noreturn]] inline void die(const std::string& what) {
+template <class... Parts> [[noreturn]] void die(const Parts&... parts) {
     const Launch& launch = *launched;
+    const std::string what = text_of(parts...);
     watch::fatal_error(what.c_str());
     fflush(stdout);
     fprintf(stderr, "kernel %s, block (%u, %u, %u) of (%u, %u, %u), %u x %u x %u threads: %s\n",
@@ -175,7 +176,7 @@ public:
     void collective(const char* name, unsigned mask, void* operand, WarpWork work) {
         const unsigned lane = current_ % WARP_SIZE;
         if ((mask >> lane & 1) == 0)
-            die("thread " + std::to_string(current_) + " calls " + name + " with a mask that excludes its own lane");
+            die("thread ", current_, " calls ", name, " with a mask that excludes its own lane");
         Thread& me = threads_[current_];
         Warp& warp = warps_[current_ / WARP_SIZE];
         me.waits_for = name;
@@ -314,8 +315,7 @@ private:
         launch_->call(launch_->kernel_and_arguments);
         Fiber* fiber = threads_[current_].fiber;
         if (fiber->overflowed())
-            die("thread " + std::to_string(current_) + " overflows its stack of " + std::to_string(fiber_stack_bytes) +
-                " bytes");
+            die("thread ", current_, " overflows its stack of ", fiber_stack_bytes, " bytes");
         end_thread();
         unsigned next = pick();
         if (next == no_thread && alive_ > 0) next = pick_later();

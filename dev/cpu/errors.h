@@ -1,6 +1,8 @@
 // The errors of the runtime, with CUDA's numbers, names and texts.
 #pragma once
 
+#include <sstream>
+#include <string>
 #include <utility>
 
 #define CUDA_CPU_ERRORS(ERROR)                                                                                        \
@@ -46,6 +48,13 @@ inline thread_local cudaError_t last_error = cudaSuccess;
 inline cudaError_t report(cudaError_t error) {
     if (error != cudaSuccess) last_error = error;
     return error;
+}
+
+// Returns the parts of a message, one after another.
+template <class... Parts> std::string text_of(const Parts&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    return text.str();
 }
 
 // For calls that return a value, or delete an object, and cannot fail.

@@ -12,8 +12,6 @@
 #include <fcntl.h>
 #include <sched.h>
 
-#include <sstream>
-
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 
@@ -59,11 +57,6 @@ namespace cuda_cpu::nccl {
 struct Failure { ncclResult_t result; std::string text; };
 inline thread_local std::string last_text;
 
-template <class... Parts> std::string text_of(const Parts&... parts) {
-    std::ostringstream text;
-    (text << ... << parts);
-    return text.str();
-}
 template <class... Parts> [[noreturn]] void fail(ncclResult_t result, const Parts&... parts) {
     throw Failure{result, text_of(parts...)};
 }

@@ -15,8 +15,6 @@
 #include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
-#include <stdarg.h>
-
 #include <array>
 
 // The major-ness of a wgmma operand tile. K: the sum over k runs along its columns; MN: along its rows.
@@ -97,21 +95,12 @@ struct NamedBarrier {
     std::vector<bool> has_arrived;       // by thread
 };
 
-__attribute__((format(printf, 1, 2))) inline std::string line(const char* format, ...) {
-    char characters[256];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(characters, sizeof(characters), format, arguments);
-    va_end(arguments);
-    return characters;
-}
-
 inline unsigned this_thread() { return block != nullptr ? block->current() : 0; }
 inline unsigned this_warp() { return this_thread() / lanes_of_warp; }
 
 // Ends the program because this thread's call of the named function is invalid.
-[[noreturn]] inline void reject(const char* name, const std::string& what) {
-    die(line("thread %u calls %s ", this_thread(), name) + what);
+template <class... Parts> [[noreturn]] void reject(const char* name, const Parts&... parts) {
+    die("thread ", this_thread(), " calls ", name, ' ', parts...);
 }
 
 // Ends the program if the emulated GPU does not have this instruction, which needs a compute capability (90 is 9.0) of
@@ -119,8 +108,8 @@ inline unsigned this_warp() { return this_thread() / lanes_of_warp; }
 inline void require_capability(const char* name, int least, int most = 999) {
     const int number = card() == nullptr ? least : card()->capability.number();
     if (number >= least && number <= most) return;
-    reject(name, line("but it is an illegal instruction on %s, capability %d.%d; expected %d.%d%s", card()->name,
-                      number / 10, number % 10, least / 10, least % 10, most == least ? "" : " or higher"));
+    reject(name, "but it is an illegal instruction on ", card()->name, ", capability ", number / 10, '.', number % 10,
+           "; expected ", least / 10, '.', least % 10, most == least ? "" : " or higher");
 }
 
 // The asynchronous work of the block that this worker is running.
@@ -175,11 +164,11 @@ public:
 
     void end_of_block() override {
         for (size_t t = 0; t < copies.size(); t++)
-            if (!copies[t].pending.empty()) die(line("thread %zu ended without waiting for a cp_async", t));
+            if (!copies[t].pending.empty()) die("thread ", t, " ended without waiting for a cp_async");
         for (size_t w = 0; w < warps.size(); w++) {
-            if (!warps[w].products.pending.empty()) die(line("warp %zu ended without waiting for a wgmma", w));
+            if (!warps[w].products.pending.empty()) die("warp ", w, " ended without waiting for a wgmma");
             if (warps[w].issued != sequence[w / 4].size())
-                die(line("the warps of warpgroup %zu did not call the same wgmma instructions", w / 4));
+                die("the warps of warpgroup ", w / 4, " did not call the same wgmma instructions");
         }
         if (!loads.empty()) die("the block ended without waiting for a tma_load");
     }
@@ -431,8 +420,7 @@ struct Mbarrier {
     // Subtracts `arrive` arrivals, adds `expect` bytes to the tx-count, and completes the phase if both are then 0.
     void change(uint64_t* barrier, const char* caller, uint64_t arrive, int64_t expect) {
         if (arrive > pending)
-            reject(caller, line("for a barrier whose phase already has all %u arrivals",
-                                static_cast<unsigned>(expected)));
+            reject(caller, "for a barrier whose phase already has all ", expected, " arrivals");
         if (std::abs(tx_count + expect) > max_bytes) reject(caller, "with a tx-count of more than 1048575 bytes");
         pending -= arrive;
         tx_count += expect;
@@ -450,17 +438,17 @@ struct Mbarrier {
 // Counts this thread's arrival at a named barrier; returns whether it was the last.
 inline bool arrive_at_named_barrier(const char* name, int number, int threads) {
     require_warps(name);
-    if (number < 1 || number > 15) reject(name, line("with number %d; expected 1 to 15", number));
+    if (number < 1 || number > 15) reject(name, "with number ", number, "; expected 1 to 15");
     if (threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block->threads())
-        reject(name, line("for %d threads; expected a multiple of 32, no more than the block's", threads));
+        reject(name, "for ", threads, " threads; expected a multiple of 32, no more than the block's");
     NamedBarrier& barrier = async_work().named[number];
     if (barrier.arrived == 0) {
         barrier.expected = static_cast<unsigned>(threads);
         barrier.has_arrived.assign(block->threads(), false);
     }
     if (barrier.expected != static_cast<unsigned>(threads))
-        reject(name, line("for %d threads, others for %u, at barrier %d", threads, barrier.expected, number));
-    if (barrier.has_arrived[block->current()]) reject(name, line("but has already arrived at barrier %d", number));
+        reject(name, "for ", threads, " threads, others for ", barrier.expected, ", at barrier ", number);
+    if (barrier.has_arrived[block->current()]) reject(name, "but has already arrived at barrier ", number);
     barrier.has_arrived[block->current()] = true;
     watch::arrived(&barrier, nullptr);
     if (++barrier.arrived < barrier.expected) return false;
@@ -475,7 +463,7 @@ CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals) {
     using namespace cuda_cpu;
     Mbarrier::check_address(barrier, "mbarrier_init");
     if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
-        reject("mbarrier_init", line("for %d arrivals; expected 1 to 1048575", arrivals));
+        reject("mbarrier_init", "for ", arrivals, " arrivals; expected 1 to 1048575");
     const auto count = static_cast<uint64_t>(arrivals);
     Mbarrier{0, count, count, 0, 2}.write(barrier);
     async_work().unfenced_barrier = barrier;
@@ -499,7 +487,7 @@ CUDA_CPU_INSTRUCTION void mbarrier_arrive(uint64_t* barrier) {
 
 CUDA_CPU_INSTRUCTION void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
     using namespace cuda_cpu;
-    if (parity > 1) reject("mbarrier_wait", line("with parity %u; expected 0 or 1", parity));
+    if (parity > 1) reject("mbarrier_wait", "with parity ", parity, "; expected 0 or 1");
     if (watch::is_removed("mbarrier_wait", watch::call_site())) return;
     AsyncWork& work = async_work();
     if (work.draw(4)) work.advance();
@@ -526,15 +514,15 @@ namespace cuda_cpu {
 inline std::string AsyncWork::state_of(const void* what, unsigned number) const {
     for (unsigned n = 1; n < 16; n++)
         if (what == &named[n])
-            return line(", barrier %u: %u of %u threads have arrived", number, named[n].arrived, named[n].expected);
+            return text_of(", barrier ", number, ": ", named[n].arrived, " of ", named[n].expected,
+                           " threads have arrived");
     const uint64_t* word = static_cast<const uint64_t*>(what);
     const Mbarrier barrier = Mbarrier::read(word, "mbarrier_wait");
     const std::ptrdiff_t at = static_cast<const char*>(what) - shared_base();
     const bool dynamic = at >= 0 && at < static_cast<std::ptrdiff_t>(max_shared_bytes);
-    return line(", parity %u", number) + (dynamic ? line(", barrier at byte %d", static_cast<int>(at)) : "") +
-           line(": %u of %u threads have arrived, %d bytes are missing",
-                static_cast<unsigned>(barrier.expected - barrier.pending), static_cast<unsigned>(barrier.expected),
-                static_cast<int>(barrier.tx_count));
+    return text_of(", parity ", number, dynamic ? text_of(", barrier at byte ", at) : "", ": ",
+                   barrier.expected - barrier.pending, " of ", barrier.expected, " threads have arrived, ",
+                   barrier.tx_count, " bytes are missing");
 }
 
 // ==== Hopper: the Tensor Memory Accelerator (TMA) =======================================================
@@ -586,9 +574,9 @@ CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* b
     memcpy(&load.tensor, map, sizeof(load.tensor));
     if (load.tensor.magic != TensorLayout::known)
         reject("tma_load", "with a map that cuTensorMapEncodeTiled did not encode");
-    if (load.tensor.rank != 4) reject("tma_load", line("with a map of %d dimensions; expected 4", load.tensor.rank));
+    if (load.tensor.rank != 4) reject("tma_load", "with a map of ", load.tensor.rank, " dimensions; expected 4");
     const unsigned alignment = load.tensor.swizzled ? 1024 : 128;
-    if (!aligned(to, alignment)) reject("tma_load", line("to an address that is not a multiple of %u", alignment));
+    if (!aligned(to, alignment)) reject("tma_load", "to an address that is not a multiple of ", alignment);
     if (shared_address(to) + load.tensor.box_bytes() > static_cast<int64_t>(launched->shared_bytes))
         reject("tma_load", "with a box that ends beyond the launch's shared memory");
     Mbarrier::read(barrier, "tma_load");
@@ -621,13 +609,12 @@ struct Descriptor {
         : start((word & 0x3fff) << 4), leading((word >> 16 & 0x3fff) << 4), stride((word >> 32 & 0x3fff) << 4),
           product(reader), operand(as) {
         if (word >> 62 != 1)
-            die(line("wgmma: a descriptor's swizzle is mode %d; expected 1 (128 bytes)",
-                     static_cast<int>(word >> 62)));
+            die("wgmma: a descriptor's swizzle is mode ", word >> 62, "; expected 1 (128 bytes)");
         if ((word >> 49 & 7) != 0) die("wgmma: a descriptor has a base offset; expected 0");
         // Without a base offset, swizzle patterns begin at multiples of 1024 bytes. Steps along K stay in row 0.
         if ((start & 0x380) != 0)
-            die(line("wgmma: a descriptor starts at byte %u, in row %u of a swizzle pattern; expected row 0: a "
-                     "multiple of 1024, plus less than 128", start, start >> 7 & 7));
+            die("wgmma: a descriptor starts at byte ", start, ", in row ", start >> 7 & 7,
+                " of a swizzle pattern; expected row 0: a multiple of 1024, plus less than 128");
     }
 
     uint32_t row(uint32_t r) const { return r % 8 * 128 + r / 8 * stride; }
@@ -683,11 +670,11 @@ inline void save_accumulators(WarpProduct& p) {
 inline void start_product(const WarpProduct& product) {
     AsyncWork& work = async_work();
     AsyncWork::Warp& warp = work.warps[this_warp()];
-    if (!warp.fenced) die(line("wgmma: warp %u has not called wgmma_fence", this_warp()));
+    if (!warp.fenced) die("wgmma: warp ", this_warp(), " has not called wgmma_fence");
     auto& sequence = work.sequence[this_warp() / 4];
     if (warp.issued == sequence.size()) sequence.push_back(product.operands());
     if (sequence[warp.issued++] != product.operands())
-        die(line("wgmma: the warps of warpgroup %u do not call the same instruction", this_warp() / 4));
+        die("wgmma: the warps of warpgroup ", this_warp() / 4, " do not call the same instruction");
 
     Groups<WarpProduct>& products = warp.products;
     products.start(product);

@@ -112,7 +112,7 @@ CUDA_CPU_CALLBACK(void, phase_completed(const void* barrier, unsigned parity))
 CUDA_CPU_CALLBACK(void, waited(const void* barrier, unsigned parity, const void* site))
 
 // ---- accesses by PTX instructions
-CUDA_CPU_CALLBACK(void, access(Access access, By by, const void* address, unsigned bytes, const void* site))
+CUDA_CPU_CALLBACK(void, access(Access access, By by, const void* address, size_t bytes, const void* site))
 CUDA_CPU_CALLBACK(void, cp_async(const void* to, const void* from, const void* site))   // from null: writes zeros
 CUDA_CPU_CALLBACK(void, cp_async_commit())
 CUDA_CPU_CALLBACK(void, cp_async_wait(unsigned pending))

@@ -673,7 +673,7 @@ static void add_out_of_bounds(Place place, uint32_t site, Access access, const s
 static struct { uintptr_t pc; size_t bytes; Access access; By by; } unknown;   // the last access outside of all arrays
 
 // Records an access, split into parts that are as wide as size and alignment allow, at most 16 bytes each.
-static void accessed(Access access, By by, const void* address, size_t bytes, const void* pc) {
+void access(Access access, By by, const void* address, size_t bytes, const void* pc) {
     if (!recording) return;
     const Pause pause;
     Place place = memory.find(address);
@@ -712,10 +712,6 @@ static void invalid_address(int signal) {
         add_out_of_bounds({Space::SHARED, 0}, site, unknown.access, "an address far from any array");
     }
     write("at a segmentation fault");
-}
-
-void access(Access access, By by, const void* address, unsigned bytes, const void* site) {
-    accessed(access, by, address, bytes, site);
 }
 
 // ==== requests ===========================================================================================
@@ -1599,9 +1595,9 @@ static void left() {
 using cuda_cpu::watch::Access;
 using cuda_cpu::watch::By;
 
-#define INSPECT_ACCESS(name, access, bytes)                                                                    \
+#define INSPECT_ACCESS(name, kind, bytes)                                                                      \
     extern "C" void name(void* address) {                                                                      \
-        cuda_cpu::watch::accessed(access, By::THREAD, address, bytes, __builtin_return_address(0));            \
+        cuda_cpu::watch::access(kind, By::THREAD, address, bytes, __builtin_return_address(0));                \
     }
 #define INSPECT_WIDTH(bytes)                                                 \
     INSPECT_ACCESS(__tsan_read##bytes, Access::LOAD, bytes)                  \
@@ -1617,10 +1613,10 @@ INSPECT_WIDTH(8)
 INSPECT_WIDTH(16)
 
 extern "C" void __tsan_read_range(void* address, size_t bytes) {
-    cuda_cpu::watch::accessed(Access::LOAD, By::THREAD, address, bytes, __builtin_return_address(0));
+    cuda_cpu::watch::access(Access::LOAD, By::THREAD, address, bytes, __builtin_return_address(0));
 }
 extern "C" void __tsan_write_range(void* address, size_t bytes) {
-    cuda_cpu::watch::accessed(Access::STORE, By::THREAD, address, bytes, __builtin_return_address(0));
+    cuda_cpu::watch::access(Access::STORE, By::THREAD, address, bytes, __builtin_return_address(0));
 }
 // Called with -fsanitize=bounds: an index outside of an array with a constant size, as GCC describes it.
 struct WrongIndex {
@@ -1642,7 +1638,7 @@ extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 
 static void accessed_atomically(const volatile void* place, size_t bytes, const void* pc) {
-    cuda_cpu::watch::accessed(Access::STORE, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
+    cuda_cpu::watch::access(Access::STORE, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
 }
 
 // Atomic loads are not recorded: dev/cpu implements some atomics by a load and a compare-and-exchange loop.
