@@ -75,7 +75,7 @@ public:
     void add_allocation(const void* place, size_t bytes) {
         constexpr uint64_t page = 1 << 21;   // a GPU's page size
         const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
-        allocations_[begin] = {begin, bytes, next_};
+        allocations_[begin] = {begin, bytes, next_, "", guard_bytes};
         next_ += (bytes + 2 * guard_bytes + page - 1) / page * page;
         last_ = {};
         gaps_ = {};
@@ -83,8 +83,8 @@ public:
     // Variables have addresses of their own, so that those of allocations do not depend on them.
     void add_variable(const void* place, size_t bytes, const char* name, bool is_writable) {
         const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
-        const bool is_users = name[0] != '\0';
-        variables_[begin] = {{begin, bytes, next_variable_, name}, is_users, is_users && is_writable};
+        const bool is_guarded = name[0] != '\0' && is_writable;
+        variables_[begin] = {begin, bytes, next_variable_, name, is_guarded ? VARIABLE_GUARD : 0};
         next_variable_ += (bytes + 2 * VARIABLE_GUARD + LINE - 1) / LINE * LINE;
         data_ = {variables_.begin()->first, variables_.rbegin()->first - variables_.begin()->first};
     }
@@ -107,8 +107,9 @@ public:
         const auto next = allocations_.upper_bound(p + guard_bytes);
         if (next != allocations_.begin()) {
             const Range& found = std::prev(next)->second;
-            if (found.has(p)) last_ = found;
-            if (found.guarded().has(p)) return {found.has(p) ? Space::GLOBAL : Space::GUARD, found.at + p - found.begin};
+            const bool is_inside = found.has(p);
+            if (is_inside) last_ = found;
+            if (found.guarded().has(p)) return {is_inside ? Space::GLOBAL : Space::GUARD, found.at + p - found.begin};
         }
         if (data_.has(p)) return find_variable(p);
         note_gap(p / PAGE * PAGE);
@@ -122,45 +123,41 @@ public:
         uintptr_t begin = 0;
         size_t bytes = 0;
         uint64_t at = 0;
-        const char* name = "";   // of a static array or a variable, mangled
+        const char* name = "";   // mangled, of a static array or a variable of the user
+        uint64_t guard = 0;      // unused bytes before and after it
         bool has(uintptr_t p) const { return p - begin < bytes; }
-        Range guarded() const { return {begin - guard_bytes, bytes + 2 * guard_bytes}; }
+        Range guarded() const { return {begin - guard, bytes + 2 * guard}; }
         bool overlaps(const Range& r) const { return begin < r.begin + r.bytes && r.begin < begin + bytes; }
     };
     // Returns the static array, allocation or variable that an address is in or next to.
     Range owner(Space space, uint64_t at) const {
         Range found;
-        const auto look_at = [&](const Range& range, uint64_t guard) {
-            if (at + guard - range.at < range.bytes + 2 * guard) found = range;
+        const auto look_at = [&](const Range& range) {
+            if (at + range.guard - range.at < range.bytes + 2 * range.guard) found = range;
         };
-        if (space == Space::SHARED)
-            for (const Range& array : arrays_) look_at(array, 0);
-        else {
-            for (const auto& [begin, allocation] : allocations_) look_at(allocation, guard_bytes);
-            for (const auto& [begin, variable] : variables_) look_at(variable.range, VARIABLE_GUARD);
+        if (space == Space::SHARED) {
+            for (const Range& array : arrays_) look_at(array);
+        } else {
+            for (const auto& [begin, allocation] : allocations_) look_at(allocation);
+            for (const auto& [begin, variable] : variables_) look_at(variable);
         }
         return found;
     }
 
 private:
-    struct Variable {
-        Range range;
-        bool is_users, is_guarded;
-    };
-
     // Returns the place of an address in data_.
     Place find_variable(uintptr_t p) {
         const auto after = variables_.upper_bound(p);
-        const Variable &before = std::prev(after)->second, &next = after->second;
-        const uintptr_t offset = p - before.range.begin;
-        if (before.range.has(p)) {
-            (before.is_users ? last_ : internal_) = before.range;
-            return {before.is_users ? Space::GLOBAL : Space::OTHER, before.range.at + offset};
+        const Range &before = std::prev(after)->second, &next = after->second;
+        const bool is_users = before.name[0] != '\0', is_past = before.guarded().has(p);
+        const uintptr_t offset = p - before.begin, missing = next.begin - p;
+        if (before.has(p)) {
+            (is_users ? last_ : internal_) = before;
+            return {is_users ? Space::GLOBAL : Space::OTHER, before.at + offset};
         }
-        const uintptr_t past = before.is_guarded ? offset - before.range.bytes : VARIABLE_GUARD;
-        const uintptr_t missing = next.is_guarded ? next.range.begin - p : VARIABLE_GUARD;
-        if (std::min(past, missing) >= VARIABLE_GUARD) return {Space::OTHER, 0};
-        return {Space::GUARD, past < missing ? before.range.at + offset : next.range.at - missing};
+        if (!is_past && !next.guarded().has(p)) return {Space::OTHER, 0};
+        const bool is_nearer = is_past && (next.guard == 0 || offset - before.bytes < missing);
+        return {Space::GUARD, is_nearer ? before.at + offset : next.at - missing};
     }
 
     // Caches a page that contains no device memory. Most instrumented accesses are to a thread's stack or to the
@@ -183,7 +180,7 @@ private:
     std::map<uintptr_t, Range> allocations_;
     uint64_t next_ = 1 << 21;
     static constexpr uint64_t VARIABLE_GUARD = 1 << 16;   // bytes before each variable: dev/inspect/Makefile
-    std::map<uintptr_t, Variable> variables_;
+    std::map<uintptr_t, Range> variables_;
     Range data_;   // from the first variable to the last one, which is not the user's
     uint64_t next_variable_ = uint64_t{1} << 40;
 };
