@@ -382,8 +382,8 @@ inline void check_buffer(const Call& call, int rank, const char* name, const voi
     if (bytes > 0 && error != nullptr) fail(ncclInvalidArgument, describe(rank, call), ": ", name, error);
 }
 
-// Fails if the buffers of a reduce-scatter or an all-gather overlap, except in place: the rank's part is at its position
-// in the whole.
+// Fails if the buffers of a reduce-scatter or an all-gather overlap, except in place: the rank's part is at its
+// position in the whole.
 inline void check_overlap(const Call& call, const ncclComm& comm) {
     if (call.kind != REDUCE_SCATTER && call.kind != ALL_GATHER) return;
     const char *send = static_cast<const char*>(call.send), *recv = static_cast<const char*>(call.recv);

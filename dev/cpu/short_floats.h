@@ -164,9 +164,11 @@ template <class Wide> inline float rounded_to_odd(Wide x) {
     CUDA_CPU_SHORT_INTEGER(T, Name, ushort, unsigned short)                                                           \
     CUDA_CPU_SHORT_INTEGER(T, Name, ll, long long)                                                                    \
     CUDA_CPU_SHORT_INTEGER(T, Name, ull, unsigned long long)                                                          \
-    /* The product is exact in double. The sum drops only bits too far below the last bit of T to matter. */          \
+    /* The product is exact in double. A z that the sum drops still decides which way a tie is rounded. */            \
     inline T __hfma(T x, T y, T z) {                                                                                  \
-        return static_cast<double>(static_cast<float>(x)) * static_cast<float>(y) + static_cast<float>(z);            \
+        const float addend = z;                                                                                       \
+        const double product = double{static_cast<float>(x)} * static_cast<float>(y), sum = product + addend;         \
+        return sum != product || addend == 0 ? sum : nextafter(product, addend > 0 ? INFINITY : -INFINITY);           \
     }                                                                                                                 \
     inline T##2 __hfma2(T##2 u, T##2 v, T##2 w) { return {__hfma(u.x, v.x, w.x), __hfma(u.y, v.y, w.y)}; }            \
     inline T atomicAdd(T* address, T value) { return cuda_cpu::atomic_sum(address, value); }                          \

@@ -1,5 +1,5 @@
-// Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the options
-// of testing.h the program runs as the child process of a test: see run_as_child().
+// Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the
+// options of testing.h the program runs as the child process of a test: see run_as_child().
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -698,7 +698,7 @@ TEST("short floats") {
                !__hbgt2(halves, ones) && __hble2(halves, halves) && __hne(one, large) && !__hne(one, __half(NAN)) &&
                __hisnan(__half(NAN)) && float(__nv_bfloat16((1 << 30) + (1 << 22) + 1)) == (1 << 30) + (1 << 23) &&
                float(__ll2bfloat16_rn((1ll << 62) + (1ll << 54) + 1)) == (1ll << 62) + (1ll << 55) &&
-               float(__hfma(__nv_bfloat16(0.9375f), __nv_bfloat16(1.1875f), __nv_bfloat16(0x1p-40f))) == 1.1171875f &&
+               float(__hfma(__nv_bfloat16(0.9375f), __nv_bfloat16(1.1875f), __nv_bfloat16(0x1p-99f))) == 1.1171875f &&
                __hisinf(__half(-INFINITY)) == -1 && is(__lowhigh2highlow(halves), -0.25f, 4) &&
                is(__highs2half2(halves, ones), -0.25f, 1) && __half2int_rd(halves.y) == -1 &&
                __half2ushort_rn(large) == 65504 && float(__int2half_rn(1 << 20)) == INFINITY &&
