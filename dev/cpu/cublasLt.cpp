@@ -534,7 +534,6 @@ struct MatmulCall {
 // Reports the product to dev/inspect.
 void report_product(const MatmulCall& call) {
     const auto& [desc, p, A, B, c, result, algorithm] = call;
-    const auto bytes = [](cudaDataType_t type) { return static_cast<unsigned>(bytes_of(type)); };
     const bool has_two = desc.epilogue & has_aux;
     const char* epilogue = desc.epilogue & has_bias ? (has_two ? "gelu_aux" : "bias") : has_two ? "dgelu" : "none";
     watch::product({static_cast<size_t>(p.m), static_cast<size_t>(p.n), static_cast<size_t>(p.k),
@@ -542,7 +541,7 @@ void report_product(const MatmulCall& call) {
                     : p.type_a == CUDA_R_16F ? "fp16"
                     : is_fp8(p.type_a)       ? "fp8"
                                              : "bf16",
-                    bytes(p.type_a), bytes(result.type), p.beta != 0, epilogue});
+                    static_cast<unsigned>(bytes_of(result.type)), p.beta != 0, epilogue});
 }
 #endif
 

@@ -270,6 +270,7 @@ static int run_fatal_error(const std::string& what) {
     volatile int past = 16;   // AddressSanitizer does not check a constant index into an array of known size
     if (what == "shared")
         run({1, 1, 64}, [i = int{past}] { reinterpret_cast<volatile float*>(dynamic_shared_memory)[i] = 1; });
+    if (what == "trap") run({1, 1}, [] { __trap(); });
     if (what == "global") run({1, 1}, [=] { out[100] = 1; });
     return 0;
 }
@@ -283,6 +284,7 @@ TEST("fatal errors") {
                            "  threads 5: in __shfl_xor_sync with mask 0xffffffff\n  threads 64-95: ended",
                            "deadlock") &&
                    child_fails(1, "kernel half_wait, block (", "deadlock"));
+    expect("__trap ends the program", child_fails(1, "1 x 1 x 1 threads: __trap\n", "trap"));
 #ifdef __SANITIZE_ADDRESS__
     expect("AddressSanitizer finds a write past the launch's shared memory",
            contains(run_child("shared").first, "use-after-poison"));
@@ -460,7 +462,8 @@ TEST("host") {
     expect("invalid grids and blocks are rejected", right && cudaGetLastError() == cudaErrorInvalidConfiguration);
     cuda_cpu::launch(nothing, {0, 1})();
     expect("cudaGetLastError returns the error of a rejected <<<>>> launch",
-           cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
+           cudaPeekAtLastError() == cudaErrorInvalidConfiguration &&
+               cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
     expect("variables are copied within their bounds, and have an address and a size", symbols_are_copied());
     expect("rows are copied and set, with a pitch; pinned memory has an address on the device", rows_are_copied());
     expect("cudaLaunchKernel and cudaLaunchHostFunc run; queries return when they have", launches_by_address());

@@ -44,7 +44,7 @@ struct LaunchShape {
 struct Product {
     size_t m, n, k;
     const char* type;
-    unsigned in_bytes, out_bytes;   // per element
+    unsigned out_bytes;   // per element
     bool accumulate;
     const char* epilogue;
 };
