@@ -215,10 +215,10 @@ class Judge:
 
     def hazard(self):
         """Returns the first access out of bounds, race or uninitialised read, in this order."""
-        found = [(kind, rank, kernel, hazard) for kind in HAZARDS
+        found = [(kind, rank, kernel, hazard) for kind in HAZARDS.values()
                  for rank, results in zip(self.recorded.ranks, self.results) if results
                  for kernel in sorted(results.kernels, key=lambda kernel: kernel.blocks)
-                 for hazard in getattr(kernel, kind)]
+                 for hazard in kernel.hazards if hazard["kind"] == kind]
         if not found:
             return None
         # the first one, if possible one that is attributed to a line of the puzzle
@@ -229,11 +229,11 @@ class Judge:
         who = f"{rank.name}Size {size}: thread {access['thread']} of block {access['block']}"
         line = self.line_of(access["file"], access["line"])
         array = array_of(hazard, kernel, rank) + ("" if line else f" at {access['file']}:{access['line']}")
-        if kind == "out_of_bounds":
+        if kind == "access out of bounds":
             if hazard["why"]:
                 return Problem("bounds", line, f"{who} uses {hazard['why']}.")
             return Problem("bounds", line, f"{who} {access['access']}s {array}, which is out of bounds.")
-        if kind == "uninitialised":
+        if kind == "uninitialised read":
             return Problem("uninitialised", line, f"{who} loads {array}, which no thread has stored.")
         other = hazard["accesses"][1]
         why, where = hazard["why"], f"{other['file']}:{other['line']}"
