@@ -6,6 +6,10 @@
 #pragma once
 
 #define CUDA_ON_CPU 1
+// As CUDA's headers define them: other headers, such as cuda-samples' helper_cuda.h, ask for them.
+#define __CUDA_RUNTIME_H__
+#define __DRIVER_TYPES_H__
+#define CUDART_CB
 #ifndef WARP_SIZE
 #define WARP_SIZE 32
 #endif
@@ -86,6 +90,14 @@ struct cudaLaunchConfig_t {
 
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+enum cudaSharedCarveout {
+    cudaSharedmemCarveoutDefault = -1, cudaSharedmemCarveoutMaxL1 = 0, cudaSharedmemCarveoutMaxShared = 100
+};
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+    int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, cacheModeCA, maxDynamicSharedSizeBytes;  // 0: unknown
+    int preferredShmemCarveout;
 };
 
 namespace cuda_cpu {
@@ -319,9 +331,38 @@ inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attrib
     return cudaSuccess;
 }
 
+template <class Kernel> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel* kernel) {
+    using namespace cuda_cpu;
+    const void* const address = reinterpret_cast<const void*>(kernel);
+    *attributes = {};
+    attributes->sharedSizeBytes = static_shared_bytes(address);
+    attributes->maxThreadsPerBlock = max_threads;
+    attributes->preferredShmemCarveout = cudaSharedmemCarveoutDefault;
+    attributes->maxDynamicSharedSizeBytes =
+        static_cast<int>(std::max(asked_shared_bytes()[address], default_shared_bytes - attributes->sharedSizeBytes));
+    attributes->ptxVersion = attributes->binaryVersion = card() == nullptr ? 0 : card()->capability.number();
+    return cudaSuccess;
+}
+
+// Hints about caches and banks, which have no effect.
+enum cudaFuncCache {
+    cudaFuncCachePreferNone, cudaFuncCachePreferShared, cudaFuncCachePreferL1, cudaFuncCachePreferEqual
+};
+enum cudaSharedMemConfig {
+    cudaSharedMemBankSizeDefault, cudaSharedMemBankSizeFourByte, cudaSharedMemBankSizeEightByte
+};
+template <class Kernel> inline cudaError_t cudaFuncSetCacheConfig(Kernel*, cudaFuncCache) { return cudaSuccess; }
+template <class Kernel> inline cudaError_t cudaFuncSetSharedMemConfig(Kernel*, cudaSharedMemConfig) {
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSetSharedMemConfig(cudaSharedMemConfig) { return cudaSuccess; }
+
 // ==== memory ============================================================================================
 
 namespace cuda_cpu {
+inline int current_device = 0;
+
 struct MachineMemory {
     size_t total, available;
 };
@@ -455,7 +496,9 @@ template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) {
     *address = static_cast<T*>(place);
     return cudaSuccess;
 }
-template <class T> inline cudaError_t cudaMallocManaged(T** address, size_t bytes) {
+constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2, cudaMemAttachSingle = 4;
+template <class T>
+inline cudaError_t cudaMallocManaged(T** address, size_t bytes, unsigned = cudaMemAttachGlobal) {
     return cudaMalloc(address, bytes);
 }
 
@@ -527,6 +570,25 @@ inline cudaError_t cudaFreeHost(void* address) {
         return report(cudaErrorInvalidValue);
     free(address);
     return earlier;
+}
+
+constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2,
+                   cudaHostRegisterIoMemory = 4, cudaHostRegisterReadOnly = 8;
+// Makes a range of the program's memory pinned memory.
+inline cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned) {
+    using namespace cuda_cpu;
+    std::lock_guard lock(heap().mutex);
+    if (address == nullptr || bytes == 0) return report(cudaErrorInvalidValue);
+    if (heap().pinned.contain(address)) return report(cudaErrorHostMemoryAlreadyRegistered);
+    heap().pinned[static_cast<const char*>(address)] = bytes;
+    return cudaSuccess;
+}
+inline cudaError_t cudaHostUnregister(void* address) {
+    using namespace cuda_cpu;
+    const cudaError_t earlier = run_all();
+    std::lock_guard lock(heap().mutex);
+    const bool found = heap().pinned.erase(static_cast<const char*>(address)) > 0;
+    return found ? earlier : report(cudaErrorHostMemoryNotRegistered);
 }
 
 enum cudaMemcpyKind {
@@ -664,6 +726,101 @@ inline cudaError_t cudaMemset2D(void* to, size_t pitch, int byte, size_t width, 
     return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
 }
 
+// ---- slices of rows
+
+struct cudaPitchedPtr {
+    void* ptr;
+    size_t pitch, xsize, ysize;   // bytes, bytes, rows
+};
+struct cudaExtent { size_t width, height, depth; };
+struct cudaPos { size_t x, y, z; };
+struct cudaMemcpy3DParms {        // copies between CUDA arrays are not emulated
+    cudaPos srcPos;
+    cudaPitchedPtr srcPtr;
+    cudaPos dstPos;
+    cudaPitchedPtr dstPtr;
+    cudaExtent extent;
+    cudaMemcpyKind kind;
+};
+inline cudaPitchedPtr make_cudaPitchedPtr(void* data, size_t pitch, size_t width, size_t height) {
+    return {data, pitch, width, height};
+}
+inline cudaExtent make_cudaExtent(size_t width, size_t height, size_t depth) { return {width, height, depth}; }
+inline cudaPos make_cudaPos(size_t x, size_t y, size_t z) { return {x, y, z}; }
+
+inline cudaError_t cudaMalloc3D(cudaPitchedPtr* pointer, cudaExtent extent) {
+    *pointer = {nullptr, 0, extent.width, extent.height};
+    return cudaMallocPitch(&pointer->ptr, &pointer->pitch, extent.width, extent.height * extent.depth);
+}
+inline cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* p, cudaStream_t stream = nullptr) {
+    const auto place = [](const cudaPitchedPtr& data, const cudaPos& at, size_t slice) {
+        return static_cast<char*>(data.ptr) + ((at.z + slice) * data.ysize + at.y) * data.pitch + at.x;
+    };
+    return cuda_cpu::for_rows(p->extent.depth, [=](size_t slice) {
+        return cudaMemcpy2DAsync(place(p->dstPtr, p->dstPos, slice), p->dstPtr.pitch,
+                                 place(p->srcPtr, p->srcPos, slice), p->srcPtr.pitch, p->extent.width,
+                                 p->extent.height, p->kind, stream);
+    });
+}
+inline cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* p) {
+    using namespace cuda_cpu;
+    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
+    const cudaError_t error = cudaMemcpy3DAsync(p);
+    return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
+}
+inline cudaError_t cudaMemset3D(cudaPitchedPtr to, int byte, cudaExtent extent) {
+    return cuda_cpu::for_rows(extent.depth, [=](size_t slice) {
+        return cudaMemset2D(static_cast<char*>(to.ptr) + slice * to.ysize * to.pitch, to.pitch, byte, extent.width,
+                            extent.height);
+    });
+}
+
+// ---- several devices, which share this machine's memory; where managed memory should be: hints, which have no effect
+
+inline cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes,
+                                       cudaStream_t stream = nullptr) {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+inline cudaError_t cudaMemcpyPeer(void* to, int, const void* from, int, size_t bytes) {
+    return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice);
+}
+constexpr int cudaCpuDeviceId = -1, cudaInvalidDeviceId = -2;
+enum cudaMemoryAdvise {
+    cudaMemAdviseSetReadMostly = 1, cudaMemAdviseUnsetReadMostly, cudaMemAdviseSetPreferredLocation,
+    cudaMemAdviseUnsetPreferredLocation, cudaMemAdviseSetAccessedBy, cudaMemAdviseUnsetAccessedBy
+};
+enum cudaMemLocationType { cudaMemLocationTypeInvalid, cudaMemLocationTypeDevice, cudaMemLocationTypeHost };
+struct cudaMemLocation {
+    cudaMemLocationType type;
+    int id;
+};
+inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, int, cudaStream_t = nullptr) { return cudaSuccess; }
+inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, cudaMemLocation, unsigned, cudaStream_t = nullptr) {
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, int) { return cudaSuccess; }
+inline cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, cudaMemLocation) { return cudaSuccess; }
+template <class T>
+inline cudaError_t cudaStreamAttachMemAsync(cudaStream_t, T*, size_t = 0, unsigned = cudaMemAttachSingle) {
+    return cudaSuccess;
+}
+
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
+struct cudaPointerAttributes {
+    cudaMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer;
+};
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
+    using namespace cuda_cpu;
+    void* const pointer = const_cast<void*>(address);
+    const MemoryKind kind = memory_kind(address);
+    *attributes = {cudaMemoryTypeUnregistered, -1, nullptr, pointer};
+    if (kind == MemoryKind::DEVICE) *attributes = {cudaMemoryTypeDevice, current_device, pointer, nullptr};
+    if (kind == MemoryKind::PINNED) *attributes = {cudaMemoryTypeHost, current_device, pointer, pointer};
+    return cudaSuccess;
+}
+
 // ---- symbols: __device__, __constant__ and __managed__ variables, which are variables of this program
 
 namespace cuda_cpu {
@@ -734,7 +891,10 @@ struct CUevent_st {
 using cudaEvent_t = CUevent_st*;
 
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
-constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
+constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2,
+                   cudaEventInterprocess = 4;
+constexpr unsigned cudaEventRecordDefault = 0, cudaEventWaitDefault = 0;
+constexpr cudaStream_t cudaStreamLegacy = nullptr;
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     *stream = new CUstream_st;
@@ -792,6 +952,32 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void
     const auto call = [=] { return function(data), cudaSuccess; };
     return is_deferred(stream) ? submit(stream, call) : call();
 }
+using cudaHostFn_t = void (*)(void*);
+using cudaStreamCallback_t = void (*)(cudaStream_t, cudaError_t, void*);
+inline cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
+    using namespace cuda_cpu;
+    const auto call = [=] { return callback(stream, asynchronous_error(), data), cudaSuccess; };
+    return is_deferred(stream) ? submit(stream, call) : call();
+}
+inline cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
+    return cuda_cpu::set_result(flags, cuda_cpu::real(stream)->blocking ? cudaStreamDefault : cudaStreamNonBlocking);
+}
+// Hints about a stream's use of L2, which have no effect.
+enum cudaAccessProperty { cudaAccessPropertyNormal, cudaAccessPropertyStreaming, cudaAccessPropertyPersisting };
+struct cudaAccessPolicyWindow {
+    void* base_ptr;
+    size_t num_bytes;
+    float hitRatio;
+    cudaAccessProperty hitProp, missProp;
+};
+enum cudaStreamAttrID { cudaStreamAttributeAccessPolicyWindow = 1 };
+union cudaStreamAttrValue {
+    cudaAccessPolicyWindow accessPolicyWindow;
+};
+inline cudaError_t cudaStreamSetAttribute(cudaStream_t, cudaStreamAttrID, const cudaStreamAttrValue*) {
+    return cudaSuccess;
+}
+inline cudaError_t cudaCtxResetPersistingL2Cache() { return cudaSuccess; }
 namespace cuda_cpu {
 // Returns cudaErrorNotReady until the work up to a position is complete. Each call lets some work run.
 inline cudaError_t query(const Place& place) {
@@ -815,7 +1001,9 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) 
     (*event)->timed = (flags & cudaEventDisableTiming) == 0;
     return cudaSuccess;
 }
-inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+inline cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned flags = cudaEventDefault) {
+    return cudaEventCreateWithFlags(event, flags);
+}
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return cuda_cpu::destroy_object(event); }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
     using namespace cuda_cpu;
@@ -830,6 +1018,9 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
         event->place->reach();
     }
     return cudaSuccess;
+}
+inline cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream = nullptr, unsigned = 0) {
+    return cudaEventRecord(event, stream);
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     using namespace cuda_cpu;
@@ -858,6 +1049,7 @@ struct CUgraph_st { cuda_cpu::Operations operations; };   // the recorded work o
 struct CUgraphExec_st : CUgraph_st {};
 using cudaGraph_t = CUgraph_st*;
 using cudaGraphExec_t = CUgraphExec_st*;
+using cudaGraphNode_t = struct CUgraphNode_st*;
 
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (stream == nullptr) return cuda_cpu::report(cudaErrorStreamCaptureUnsupported);
@@ -883,6 +1075,18 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t
     return cuda_cpu::set_result(executable, new CUgraphExec_st{*graph});
 }
 
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, cudaGraphNode_t*, char*,
+                                        size_t) {
+    return cudaGraphInstantiate(executable, graph);
+}
+inline cudaError_t cudaGraphCreate(cudaGraph_t* graph, unsigned) { return cuda_cpu::set_result(graph, new CUgraph_st); }
+inline cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+// Sets *count to the number of nodes. The nodes themselves are not available.
+inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+    if (nodes != nullptr) return cuda_cpu::report(cudaErrorNotSupported);
+    return cuda_cpu::set_result(count, graph->operations.size());
+}
+
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     for (const auto& operation : executable->operations) {
         const cudaError_t error = cuda_cpu::is_deferred(stream) ? cuda_cpu::submit(stream, operation) : operation();
@@ -900,7 +1104,7 @@ struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, totalConstMem;
     size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor, reservedSharedMemPerBlock;
-    int regsPerBlock;  // 0: unknown
+    int regsPerBlock, regsPerMultiprocessor;  // 0: unknown
     int warpSize;
     int maxThreadsPerBlock, maxThreadsPerMultiProcessor, maxBlocksPerMultiProcessor;
     int maxThreadsDim[3], maxGridSize[3];
@@ -908,7 +1112,16 @@ struct cudaDeviceProp {
     int multiProcessorCount;
     int l2CacheSize;
     int memoryBusWidth;
-    int clockRate, memoryClockRate;  // 0: unknown
+    int clockRate, memoryClockRate;  // kHz; 0: unknown
+    size_t memPitch, textureAlignment;
+    int canMapHostMemory, concurrentKernels, asyncEngineCount, deviceOverlap, unifiedAddressing, managedMemory;
+    int concurrentManagedAccess, streamPrioritiesSupported, globalL1CacheSupported, localL1CacheSupported;
+    int computePreemptionSupported, memoryPoolsSupported;
+    // What this device does not have: 0.
+    int computeMode, integrated, ECCEnabled, kernelExecTimeoutEnabled, tccDriver, isMultiGpuBoard, multiGpuBoardGroupID;
+    int pciBusID, pciDeviceID, pciDomainID, hostNativeAtomicSupported, pageableMemoryAccess, cooperativeLaunch;
+    int pageableMemoryAccessUsesHostPageTables, directManagedMemAccessFromHost, cooperativeMultiDeviceLaunch;
+    int singleToDoublePrecisionPerfRatio, persistingL2CacheMaxSize, accessPolicyMaxWindowSize;
 };
 
 namespace cuda_cpu {
@@ -917,7 +1130,6 @@ inline int device_count() {
     const char* text = getenv("CUDA_CPU_DEVICES");
     return text == nullptr ? 1 : std::max(1, atoi(text));
 }
-inline int current_device = 0;
 
 inline void describe_processor(cudaDeviceProp& p) {
     std::ifstream cpuinfo("/proc/cpuinfo");
@@ -943,12 +1155,14 @@ inline void describe_card(cudaDeviceProp& p, const Card& card) {
     p.sharedMemPerBlockOptin = c.shared_per_block();
     p.sharedMemPerMultiprocessor = c.shared_per_multiprocessor;
     p.reservedSharedMemPerBlock = c.reserved_shared_per_block;
-    p.regsPerBlock = registers_per_block;
+    p.regsPerBlock = p.regsPerMultiprocessor = registers_per_block;
     p.maxThreadsPerMultiProcessor = c.threads_per_multiprocessor;
     p.maxBlocksPerMultiProcessor = c.blocks_per_multiprocessor;
     p.multiProcessorCount = card.multiprocessors;
     p.l2CacheSize = static_cast<int>(card.l2_bytes);
     p.memoryBusWidth = card.bus_bits;
+    p.clockRate = static_cast<int>(card.clock / 1e3);
+    p.memoryClockRate = static_cast<int>(card.bandwidth / (2 * card.bus_bits / 8) / 1e3);  // two transfers a clock
 }
 }  // namespace cuda_cpu
 
@@ -975,6 +1189,13 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     p.maxThreadsDim[2] = 64;
     p.maxGridSize[0] = 0x7fffffff;
     p.maxGridSize[1] = p.maxGridSize[2] = 65535;
+    p.memPitch = 0x7fffffff;
+    p.textureAlignment = 512;
+    for (int* feature : {&p.canMapHostMemory, &p.concurrentKernels, &p.asyncEngineCount, &p.deviceOverlap,
+                         &p.unifiedAddressing, &p.managedMemory, &p.concurrentManagedAccess,
+                         &p.streamPrioritiesSupported, &p.globalL1CacheSupported, &p.localL1CacheSupported,
+                         &p.computePreemptionSupported, &p.memoryPoolsSupported})
+        *feature = 1;
     if (card() != nullptr) describe_card(p, *card());
     else describe_processor(p);
     return cudaSuccess;
@@ -984,14 +1205,25 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
 enum cudaDeviceAttr : int {
     cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxBlockDimX, cudaDevAttrMaxBlockDimY, cudaDevAttrMaxBlockDimZ,
     cudaDevAttrMaxGridDimX, cudaDevAttrMaxGridDimY, cudaDevAttrMaxGridDimZ, cudaDevAttrMaxSharedMemoryPerBlock,
-    cudaDevAttrTotalConstantMemory, cudaDevAttrWarpSize, cudaDevAttrMaxRegistersPerBlock = 12, cudaDevAttrClockRate,
-    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMemoryClockRate = 36, cudaDevAttrGlobalMemoryBusWidth,
-    cudaDevAttrL2CacheSize, cudaDevAttrMaxThreadsPerMultiProcessor, cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor, cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81, cudaDevAttrManagedMemory = 83,
-    cudaDevAttrConcurrentManagedAccess = 89, cudaDevAttrCooperativeLaunch = 95,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97, cudaDevAttrMaxBlocksPerMultiprocessor = 106,
-    cudaDevAttrReservedSharedMemoryPerBlock = 111
+    cudaDevAttrTotalConstantMemory, cudaDevAttrWarpSize, cudaDevAttrMaxPitch, cudaDevAttrMaxRegistersPerBlock,
+    cudaDevAttrClockRate, cudaDevAttrTextureAlignment, cudaDevAttrGpuOverlap, cudaDevAttrMultiProcessorCount,
+    cudaDevAttrKernelExecTimeout, cudaDevAttrIntegrated, cudaDevAttrCanMapHostMemory, cudaDevAttrComputeMode,
+    cudaDevAttrConcurrentKernels = 31, cudaDevAttrEccEnabled, cudaDevAttrPciBusId, cudaDevAttrPciDeviceId,
+    cudaDevAttrTccDriver, cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth, cudaDevAttrL2CacheSize,
+    cudaDevAttrMaxThreadsPerMultiProcessor, cudaDevAttrAsyncEngineCount, cudaDevAttrUnifiedAddressing,
+    cudaDevAttrPciDomainId = 50, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor,
+    cudaDevAttrStreamPrioritiesSupported = 78, cudaDevAttrGlobalL1CacheSupported, cudaDevAttrLocalL1CacheSupported,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor, cudaDevAttrMaxRegistersPerMultiprocessor, cudaDevAttrManagedMemory,
+    cudaDevAttrIsMultiGpuBoard, cudaDevAttrMultiGpuBoardGroupID, cudaDevAttrHostNativeAtomicSupported,
+    cudaDevAttrSingleToDoublePrecisionPerfRatio, cudaDevAttrPageableMemoryAccess, cudaDevAttrConcurrentManagedAccess,
+    cudaDevAttrComputePreemptionSupported, cudaDevAttrCooperativeLaunch = 95,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97, cudaDevAttrPageableMemoryAccessUsesHostPageTables = 100,
+    cudaDevAttrDirectManagedMemAccessFromHost, cudaDevAttrMaxBlocksPerMultiprocessor = 106,
+    cudaDevAttrMaxPersistingL2CacheSize = 108, cudaDevAttrMaxAccessPolicyWindowSize,
+    cudaDevAttrReservedSharedMemoryPerBlock = 111, cudaDevAttrMemoryPoolsSupported = 115
 };
+enum cudaComputeMode { cudaComputeModeDefault, cudaComputeModeExclusive, cudaComputeModeProhibited };
+
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     cudaDeviceProp p;
     if (const cudaError_t error = cudaGetDeviceProperties(&p, device); error != cudaSuccess) return error;
@@ -1001,20 +1233,86 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
         {cudaDevAttrMaxGridDimX, p.maxGridSize[0]}, {cudaDevAttrMaxGridDimY, p.maxGridSize[1]},
         {cudaDevAttrMaxGridDimZ, p.maxGridSize[2]}, {cudaDevAttrMaxSharedMemoryPerBlock, p.sharedMemPerBlock},
         {cudaDevAttrTotalConstantMemory, p.totalConstMem}, {cudaDevAttrWarpSize, p.warpSize},
-        {cudaDevAttrMaxRegistersPerBlock, p.regsPerBlock}, {cudaDevAttrClockRate, p.clockRate},
-        {cudaDevAttrMultiProcessorCount, p.multiProcessorCount}, {cudaDevAttrMemoryClockRate, p.memoryClockRate},
+        {cudaDevAttrMaxPitch, p.memPitch}, {cudaDevAttrMaxRegistersPerBlock, p.regsPerBlock},
+        {cudaDevAttrClockRate, p.clockRate}, {cudaDevAttrTextureAlignment, p.textureAlignment},
+        {cudaDevAttrGpuOverlap, p.deviceOverlap}, {cudaDevAttrMultiProcessorCount, p.multiProcessorCount},
+        {cudaDevAttrKernelExecTimeout, p.kernelExecTimeoutEnabled}, {cudaDevAttrIntegrated, p.integrated},
+        {cudaDevAttrCanMapHostMemory, p.canMapHostMemory}, {cudaDevAttrComputeMode, p.computeMode},
+        {cudaDevAttrConcurrentKernels, p.concurrentKernels}, {cudaDevAttrEccEnabled, p.ECCEnabled},
+        {cudaDevAttrPciBusId, p.pciBusID}, {cudaDevAttrPciDeviceId, p.pciDeviceID},
+        {cudaDevAttrTccDriver, p.tccDriver}, {cudaDevAttrMemoryClockRate, p.memoryClockRate},
         {cudaDevAttrGlobalMemoryBusWidth, p.memoryBusWidth}, {cudaDevAttrL2CacheSize, p.l2CacheSize},
         {cudaDevAttrMaxThreadsPerMultiProcessor, p.maxThreadsPerMultiProcessor},
-        {cudaDevAttrComputeCapabilityMajor, p.major}, {cudaDevAttrComputeCapabilityMinor, p.minor},
-        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, p.sharedMemPerMultiprocessor}, {cudaDevAttrManagedMemory, 1},
-        {cudaDevAttrConcurrentManagedAccess, 1}, {cudaDevAttrCooperativeLaunch, 0},
+        {cudaDevAttrAsyncEngineCount, p.asyncEngineCount}, {cudaDevAttrUnifiedAddressing, p.unifiedAddressing},
+        {cudaDevAttrPciDomainId, p.pciDomainID}, {cudaDevAttrComputeCapabilityMajor, p.major},
+        {cudaDevAttrComputeCapabilityMinor, p.minor},
+        {cudaDevAttrStreamPrioritiesSupported, p.streamPrioritiesSupported},
+        {cudaDevAttrGlobalL1CacheSupported, p.globalL1CacheSupported},
+        {cudaDevAttrLocalL1CacheSupported, p.localL1CacheSupported},
+        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, p.sharedMemPerMultiprocessor},
+        {cudaDevAttrMaxRegistersPerMultiprocessor, p.regsPerMultiprocessor},
+        {cudaDevAttrManagedMemory, p.managedMemory}, {cudaDevAttrIsMultiGpuBoard, p.isMultiGpuBoard},
+        {cudaDevAttrMultiGpuBoardGroupID, p.multiGpuBoardGroupID},
+        {cudaDevAttrHostNativeAtomicSupported, p.hostNativeAtomicSupported},
+        {cudaDevAttrSingleToDoublePrecisionPerfRatio, p.singleToDoublePrecisionPerfRatio},
+        {cudaDevAttrPageableMemoryAccess, p.pageableMemoryAccess},
+        {cudaDevAttrConcurrentManagedAccess, p.concurrentManagedAccess},
+        {cudaDevAttrComputePreemptionSupported, p.computePreemptionSupported},
+        {cudaDevAttrCooperativeLaunch, p.cooperativeLaunch},
         {cudaDevAttrMaxSharedMemoryPerBlockOptin, p.sharedMemPerBlockOptin},
+        {cudaDevAttrPageableMemoryAccessUsesHostPageTables, p.pageableMemoryAccessUsesHostPageTables},
+        {cudaDevAttrDirectManagedMemAccessFromHost, p.directManagedMemAccessFromHost},
         {cudaDevAttrMaxBlocksPerMultiprocessor, p.maxBlocksPerMultiProcessor},
-        {cudaDevAttrReservedSharedMemoryPerBlock, p.reservedSharedMemPerBlock}};
+        {cudaDevAttrMaxPersistingL2CacheSize, p.persistingL2CacheMaxSize},
+        {cudaDevAttrMaxAccessPolicyWindowSize, p.accessPolicyMaxWindowSize},
+        {cudaDevAttrReservedSharedMemoryPerBlock, p.reservedSharedMemPerBlock},
+        {cudaDevAttrMemoryPoolsSupported, p.memoryPoolsSupported}};
     const auto found = values.find(attribute);
     if (found == values.end()) return cuda_cpu::report(cudaErrorInvalidValue);
     return cuda_cpu::set_result(value, static_cast<int>(found->second));
 }
+inline cudaError_t cudaChooseDevice(int* device, const cudaDeviceProp*) { return cuda_cpu::set_result(device, 0); }
+
+// Flags and limits of the device: stored and returned; they have no other effect.
+constexpr unsigned cudaDeviceScheduleAuto = 0, cudaDeviceScheduleSpin = 1, cudaDeviceScheduleYield = 2,
+                   cudaDeviceScheduleBlockingSync = 4, cudaDeviceBlockingSync = 4, cudaDeviceMapHost = 8,
+                   cudaDeviceLmemResizeToMax = 16;
+enum cudaLimit {
+    cudaLimitStackSize, cudaLimitPrintfFifoSize, cudaLimitMallocHeapSize, cudaLimitDevRuntimeSyncDepth,
+    cudaLimitDevRuntimePendingLaunchCount, cudaLimitMaxL2FetchGranularity, cudaLimitPersistingL2CacheSize
+};
+namespace cuda_cpu {
+inline unsigned device_flags = 0;
+inline std::map<cudaLimit, size_t> device_limits = {
+    {cudaLimitStackSize, kib}, {cudaLimitPrintfFifoSize, mib}, {cudaLimitMallocHeapSize, 8 * mib}};
+}  // namespace cuda_cpu
+inline cudaError_t cudaSetDeviceFlags(unsigned flags) { return cuda_cpu::set_result(&cuda_cpu::device_flags, flags); }
+inline cudaError_t cudaGetDeviceFlags(unsigned* flags) { return cuda_cpu::set_result(flags, cuda_cpu::device_flags); }
+inline cudaError_t cudaDeviceSetLimit(cudaLimit limit, size_t value) {
+    return cuda_cpu::set_result(&cuda_cpu::device_limits[limit], value);
+}
+inline cudaError_t cudaDeviceGetLimit(size_t* value, cudaLimit limit) {
+    return cuda_cpu::set_result(value, cuda_cpu::device_limits[limit]);
+}
+inline cudaError_t cudaProfilerStart() { return cudaSuccess; }
+inline cudaError_t cudaProfilerStop() { return cudaSuccess; }
+
+// Access between devices: each one can access the memory of all others.
+enum cudaDeviceP2PAttr {
+    cudaDevP2PAttrPerformanceRank = 1, cudaDevP2PAttrAccessSupported, cudaDevP2PAttrNativeAtomicSupported,
+    cudaDevP2PAttrCudaArrayAccessSupported
+};
+inline cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+    return cuda_cpu::set_result(can, static_cast<int>(device != peer));
+}
+inline cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int device, int peer) {
+    return cuda_cpu::set_result(value, static_cast<int>(attribute == cudaDevP2PAttrAccessSupported && device != peer));
+}
+inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+    const bool is_other = peer >= 0 && peer < cuda_cpu::device_count() && peer != cuda_cpu::current_device;
+    return is_other ? cudaSuccess : cuda_cpu::report(cudaErrorInvalidDevice);
+}
+inline cudaError_t cudaDeviceDisablePeerAccess(int peer) { return cudaDeviceEnablePeerAccess(peer, 0); }
 
 // Sets *blocks to how many blocks a multiprocessor can hold, by its threads, blocks and shared memory: the registers
 // that a kernel needs are unknown.
@@ -1050,6 +1348,11 @@ inline cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* grid, int
         *grid = blocks * processors;
     }
     return best > 0 ? cudaSuccess : cuda_cpu::report(cudaErrorInvalidConfiguration);
+}
+template <class Kernel>
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Kernel* kernel, int threads,
+                                                                          size_t shared_bytes, unsigned) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, shared_bytes);
 }
 template <class Kernel>
 inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* threads, Kernel* kernel, size_t shared_bytes = 0,

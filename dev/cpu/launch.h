@@ -19,6 +19,8 @@ template <class T> using ParameterType = typename Unqualified<std::remove_cv_t<T
 // Returns a function that launches the kernel. Its arguments are converted to the kernel's parameters as in any call.
 // cudaGetLastError returns a launch's error, as in CUDA.
 template <class... Parameters> inline auto launch(void (*kernel)(Parameters...), const Configuration& configuration) {
-    return [=](Parameters... arguments) { cudaLaunchKernelEx(&configuration, kernel, std::move(arguments)...); };
+    return [=](Parameters... arguments) {
+        cudaLaunchKernelEx(&configuration, kernel, std::forward<Parameters>(arguments)...);
+    };
 }
 }  // namespace cuda_cpu

@@ -28,12 +28,18 @@ import sys
 NOT_EMULATED = "{}: {} not emulated; dev/cpu/README.md lists the limits"
 # included files
 HEADERS = {r"mma\.h": "wmma is", r"cooperative_groups(\.h|/.*)": "cooperative groups are",
-           r"(cub|thrust|cuda|nv|cutlass|cute)/.*": "CUB, Thrust, libcu++ and CUTLASS are",
-           r"(cublas(_v2|_api|Xt)?|curand\w*|cufft\w*|cusparse\w*|cusolver\w*|cudnn\w*|npp\w*|nvrtc|nvjpeg|nvml)\.h":
-               "this library is",
+           r"(cub|thrust|cuda|nv|cutlass|cute|cccl)/.*": "CUB, Thrust, libcu++ and CUTLASS are",
+           r"(cublas(_api|Xt)?|cu(rand|fft|sparse|solver|dnn|pti|file)\w*|np+\w*|nvrtc|nv[jJ]\w+|nvml|nvblas|nvperf\w*"
+           r"|cudalibxt|cuComplex)\.h": "this library is",
            r"cuda_(pipeline|awbarrier)\w*\.h": "pipelines and their barriers are",
-           r"(cuda_texture|texture|surface)_\w*\.h": "textures and surfaces are",
-           r"cuda_\w+_interop\.h": "graphics libraries are"}
+           r"cuda_fp[46]\.h": "FP6 and FP4 are",
+           r"(texture|surface)_\w*\.h|cuda_(texture|surface)_\w*\.h": "textures and surfaces are",
+           r"(cuda_\w+_interop|cuda(EGL|GL|VDPAU)\w*)\.h": "graphics libraries are"}
+# files that are part of one of the emulator's: NVIDIA's own, which may be installed, would clash with them
+PARTS = {r"(crt/.*|(builtin|device|driver|library|vector)_types|(math|vector|device|driver|common)_functions"
+         r"|device_(atomic|double)_functions|channel_descriptor|cuda_(device_runtime_api|occupancy|profiler_api|stdint)"
+         r"|cudaProfiler|host_(config|defines)|math_constants|sm_\d+_\w+)\.h(pp)?": "cuda_runtime.h",
+         r"(nvtx3/)?nv(Tools|tx)\w+\.h(pp)?": "nvtx3/nvToolsExt.h"}
 # names
 NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces are", "cudaArray_t": "CUDA arrays are",
          "cudaLaunchCooperativeKernel": "grid barriers are", "__cluster_dims__": "clusters are",
@@ -204,7 +210,11 @@ class Parameter:
         return " ".join(filter(None, [self.type, self.name, self.after, self.default]))
 
     def signature(self):
-        return self.type + self.after
+        """Returns the type, without a const of the parameter itself: const T x declares the same function as T x."""
+        words = self.type.split()
+        is_value = not {"*", "&"} & set(words)
+        kept = (w for i, w in enumerate(words) if w != "const" or not (is_value or "*" in words[:i]))
+        return " ".join(kept) + self.after
 
     def use(self):
         return self.name + ("..." if self.pack else "")
@@ -311,8 +321,11 @@ class File:
         spelled = rest[0].text[1:-1] if quoted else self.source[rest[0].end:rest[-1].at].strip()
         place = open_include(spelled, quoted)
         feature = next((words for header, words in HEADERS.items() if re.fullmatch(header, spelled)), None)
+        whole = next((header for part, header in PARTS.items() if re.fullmatch(part, spelled)), None)
         if place is not None:
             self.includes.append((rest[0].at, rest[-1].end, place))
+        elif whole:
+            self.edit(rest[0].at, rest[-1].end, f"<{whole}>")
         elif feature:
             self.edit(directive.at, rest[-1].end, "error " + NOT_EMULATED.format(spelled, feature))
 
@@ -529,7 +542,9 @@ class Program:
     """A .cu file and the files that it includes. Each is written once."""
 
     def __init__(self, folders=()):
-        self.folders, self.files = list(folders), {}
+        # The headers of a CUDA toolkit are replaced by the emulator's.
+        self.folders = [folder for folder in folders if not os.path.isfile(os.path.join(folder, "cuda_runtime.h"))]
+        self.files = {}
 
     def read(self, path):
         if path in self.files:
