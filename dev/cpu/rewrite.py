@@ -40,7 +40,7 @@ NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces
          "cudaLaunchCooperativeKernel": "grid barriers are", "__cluster_dims__": "clusters are",
          "asm": "inline PTX is"}
 
-# included files whose contents are in another file of dev/cpu: NVIDIA's own, which may be installed, would clash with it
+# included files whose contents are in another file of dev/cpu; NVIDIA's own, if installed, would clash with it
 ELSEWHERE = {r"cooperative_groups/(reduce|scan|memcpy_async)\.h": "cooperative_groups.h",
              r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
              r"(crt/.*|(builtin|device|driver|library|vector)_types|(math|vector|device|driver|common)_functions"
