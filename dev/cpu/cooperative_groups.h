@@ -174,7 +174,8 @@ T reduce_first(const std::array<T, 32>& values, unsigned end, Operation& operati
     for (unsigned rank = 1; rank < end; rank++) result = operation(result, values[rank]);
     return result;
 }
-template <class Group, class T, class Operation> T reduce(const Group& group, T value, Operation operation) {
+template <class Group, class T, class Operation>   // programs that include only CUDA's main header may define a reduce
+std::enable_if_t<std::is_invocable_v<Operation, T, T>, T> reduce(const Group& group, T value, Operation operation) {
     return reduce_first(group.all_values(value), group.size(), operation);
 }
 template <class Group, class T, class Operation = plus<>>

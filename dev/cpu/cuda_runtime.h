@@ -14,6 +14,9 @@
 #define WARP_SIZE 32
 #endif
 static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
+namespace cuda_cpu {
+constexpr unsigned warp_size = WARP_SIZE;  // for headers that a program may include after its own WARP_SIZE
+}
 
 #include <math.h>
 #include <omp.h>

@@ -136,7 +136,7 @@ public:
 
     static AsyncWork& of_this_block() {
         static thread_local AsyncWork work;
-        if (WARP_SIZE != 32 || block == nullptr) die("asynchronous copies and barriers need warps of 32 threads");
+        if (warp_size != 32 || block == nullptr) die("asynchronous copies and barriers need warps of 32 threads");
         if (background == nullptr) work.begin();
         return work;
     }
@@ -203,7 +203,7 @@ private:
 inline AsyncWork& async_work() { return AsyncWork::of_this_block(); }
 
 inline void require_warps(const char* name) {
-    if (WARP_SIZE != 32 || block == nullptr) reject(name, "without a full warp; expected 32 threads");
+    if (warp_size != 32 || block == nullptr) reject(name, "without a full warp; expected 32 threads");
 }
 
 // Executes a collective of all 32 lanes of a warp; see Block::collective.
