@@ -127,6 +127,7 @@ template <class T> inline T fetched(cublasHandle_t handle, const T* place) {
     return value;
 }
 template <class T> inline T scalar(cublasHandle_t handle, const T* place) {
+    if (handle == nullptr) return {};   // the call returns an error
     return handle->pointer_mode == CUBLAS_POINTER_MODE_HOST ? *place : fetched(handle, place);
 }
 

@@ -1,7 +1,7 @@
 // Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the
 // options of testing.h the program runs as the child process of a test: see run_as_child().
 #include <cooperative_groups.h>
-#include <cublasLt.h>
+#include <cublas_v2.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -541,6 +541,68 @@ static bool rows_are_copied() {
     return right && cudaFree(matrix) == cudaSuccess && cudaFreeHost(host) == cudaSuccess;
 }
 
+// Copies slices of rows, registers memory, and calls back from a stream.
+static bool slices_are_copied() {
+    float numbers[2][2][3] = {{{1, 2, 3}, {4, 5, 6}}, {{7, 8, 9}, {10, 11, 12}}}, back[2][3] = {};
+    cudaPitchedPtr device{};
+    const cudaExtent all = make_cudaExtent(12, 2, 2);
+    cudaMemcpy3DParms in{}, out{};
+    bool right = cudaMalloc3D(&device, all) == cudaSuccess && device.pitch % 256 == 0 && device.ysize == 2;
+    in.srcPtr = make_cudaPitchedPtr(numbers, 12, 3, 2);
+    in.dstPtr = out.srcPtr = device;
+    in.extent = all;
+    in.kind = cudaMemcpyHostToDevice;
+    out.srcPos = make_cudaPos(4, 0, 1);
+    out.dstPtr = make_cudaPitchedPtr(back, 12, 3, 2);
+    out.extent = make_cudaExtent(8, 2, 1);
+    out.kind = cudaMemcpyDeviceToHost;
+    right = right && cudaMemcpy3D(&in) == cudaSuccess && cudaMemcpy3D(&out) == cudaSuccess && back[0][0] == 8 &&
+            back[0][1] == 9 && back[0][2] == 0 && back[1][0] == 11 && cudaMemset3D(device, 0, all) == cudaSuccess &&
+            cudaMemcpy3D(&out) == cudaSuccess && back[0][0] == 0 && back[1][1] == 0;
+    std::vector<float> host(4, 7);
+    float* mapped = nullptr;
+    cudaPointerAttributes of_device, of_host, of_stack;
+    right = right && cudaHostGetDevicePointer(&mapped, host.data(), 0) == cudaErrorInvalidValue &&
+            cudaHostRegister(host.data(), 16, cudaHostRegisterMapped) == cudaSuccess &&
+            cudaHostRegister(host.data(), 16, 0) == cudaErrorHostMemoryAlreadyRegistered &&
+            cudaHostGetDevicePointer(&mapped, host.data(), 0) == cudaSuccess && mapped == host.data() &&
+            cudaPointerGetAttributes(&of_device, device.ptr) == cudaSuccess && of_device.type == cudaMemoryTypeDevice &&
+            cudaPointerGetAttributes(&of_host, mapped) == cudaSuccess && of_host.type == cudaMemoryTypeHost &&
+            cudaPointerGetAttributes(&of_stack, &of_host) == cudaSuccess &&
+            of_stack.type == cudaMemoryTypeUnregistered && cudaHostUnregister(host.data()) == cudaSuccess &&
+            cudaHostUnregister(host.data()) == cudaErrorHostMemoryNotRegistered;
+    cudaGetLastError();
+    return right && cudaFree(device.ptr) == cudaSuccess;
+}
+
+// Limits, flags, attributes and peers: what is set is returned, and what one device cannot do is an error.
+static bool device_is_described() {
+    size_t bytes = 0;
+    unsigned flags = 0;
+    int value = -1, one = 1;
+    cudaFuncAttributes attributes{};
+    cudaStream_t stream;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    bool right = cudaDeviceSetLimit(cudaLimitStackSize, 4096) == cudaSuccess &&
+                 cudaDeviceGetLimit(&bytes, cudaLimitStackSize) == cudaSuccess && bytes == 4096 &&
+                 cudaSetDeviceFlags(cudaDeviceMapHost) == cudaSuccess && cudaGetDeviceFlags(&flags) == cudaSuccess &&
+                 flags == cudaDeviceMapHost && cudaStreamGetFlags(stream, &flags) == cudaSuccess &&
+                 flags == cudaStreamNonBlocking && cudaDeviceCanAccessPeer(&value, 0, 0) == cudaSuccess && value == 0 &&
+                 cudaDeviceEnablePeerAccess(0, 0) == cudaErrorInvalidDevice &&
+                 cudaDeviceGetAttribute(&value, cudaDevAttrComputeMode, 0) == cudaSuccess &&
+                 value == cudaComputeModeDefault &&
+                 cudaDeviceGetAttribute(&value, cudaDevAttrCanMapHostMemory, 0) == cudaSuccess && value == 1 &&
+                 cudaFuncGetAttributes(&attributes, nothing) == cudaSuccess && attributes.maxThreadsPerBlock == 1024 &&
+                 attributes.sharedSizeBytes == 0 && attributes.maxDynamicSharedSizeBytes == 48 << 10;
+    const auto callback = [](cudaStream_t, cudaError_t status, void* to) {
+        *static_cast<int*>(to) += status == cudaSuccess;
+    };
+    right = right && cudaStreamAddCallback(stream, callback, &one, 0) == cudaSuccess &&
+            cudaStreamSynchronize(stream) == cudaSuccess && one == 2;
+    cudaGetLastError();
+    return right && cudaStreamDestroy(stream) == cudaSuccess;
+}
+
 __global__ void add_both(int* sum, int x, float y) { atomicAdd(sum, x + static_cast<int>(y)); }
 static bool launches_by_address() {
     Array<int> sum(1);
@@ -598,6 +660,8 @@ TEST("host") {
                cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
     expect("variables are copied within their bounds, and have an address and a size", symbols_are_copied());
     expect("rows are copied and set, with a pitch; pinned memory has an address on the device", rows_are_copied());
+    expect("slices are copied and set; memory can be registered, and pointers tell their kind", slices_are_copied());
+    expect("limits, flags and attributes of device and kernel are returned; callbacks run", device_is_described());
     expect("cudaLaunchKernel and cudaLaunchHostFunc run; queries return when they have", launches_by_address());
     cudaDeviceProp p;
     expect("cudaGetDeviceProperties describes the processor",
@@ -977,7 +1041,135 @@ static float fp8_sum(int bits) {
     return d[m - 1];
 }
 
+// Returns whether cuBLAS's functions of T give the results of their definitions, for 3 x 3 matrices of small integers.
+template <class T> static bool blas_is_right() {
+    constexpr int n = 3, all = n * n;
+    constexpr auto N = CUBLAS_OP_N, t = CUBLAS_OP_T;
+    const T two = 2, three = 3, a_host[all] = {4, 1, -2, 0, 3, 5, 0, 0, 2}, b_host[all] = {1, -6, 3, 2, 0, 5, 7, 1, 4};
+    cublasHandle_t handle;
+    cudaStream_t stream;
+    cublasCreate(&handle);
+    cudaStreamCreate(&stream);
+    cublasSetStream(handle, stream);
+    Array<T> a(all), b(all), c(all), results(3);
+    T* const C = c.data;
+    cublasSetMatrix(n, n, sizeof(T), a_host, n, a.data, n);
+    cublasSetVector(all, sizeof(T), b_host, 1, b.data, 1);
+    T found[all] = {};
+    // Sets C to B, calls f(), and copies C to `found`.
+    const auto calls = [&](auto f) {
+        cudaMemcpy(C, b_host, sizeof(found), cudaMemcpyHostToDevice);
+        const bool right = f() == CUBLAS_STATUS_SUCCESS && cudaStreamSynchronize(stream) == cudaSuccess;
+        return right && cublasGetMatrix(n, n, sizeof(T), C, n, found, n) == CUBLAS_STATUS_SUCCESS;
+    };
+    // Returns whether f() sets element (i, j) of C to expected(i, j).
+    const auto gives = [&](auto f, auto expected) {
+        bool right = calls(f);
+        for (int i = 0; i < all; i++) right = right && found[i] == expected(i % n, i / n);
+        return right;
+    };
+    const auto A = [&](int i, int j) { return a_host[i + n * j]; };
+    const auto B = [&](int i, int j) { return b_host[i + n * j]; };
+    const auto over = [](auto term) { return term(0) + term(1) + term(2); };
+    bool right =
+        gives([&] { return cuda_cpu::gemm(handle, t, N, n, n, n, &two, a.data, n, b.data, n, &three, C, n); },
+              [&](int i, int j) { return 2 * over([&](int k) { return A(k, i) * B(k, j); }) + 3 * B(i, j); }) &&
+        gives([&] { return cuda_cpu::gemm_batches(handle, N, t, 1, 1, n, &two, a.data, n, 1, b.data, n, 1, &three, C, n,
+                                                  1, n); },
+              [&](int i, int j) {
+                  return j > 0 ? B(i, j) : 2 * over([&](int k) { return A(i, k) * B(i, k); }) + 3 * B(i, 0);
+              }) &&
+        gives([&] { return cuda_cpu::geam(handle, N, t, n, n, &two, a.data, n, &three, b.data, n, C, n); },
+              [&](int i, int j) { return 2 * A(i, j) + 3 * B(j, i); }) &&
+        gives([&] { return cuda_cpu::dgmm(handle, CUBLAS_SIDE_RIGHT, n, n, b.data, n, a.data, 1, C, n); },
+              [&](int i, int j) { return B(i, j) * A(j, 0); }) &&
+        gives([&] { return cuda_cpu::syrk(handle, CUBLAS_FILL_MODE_LOWER, N, n, n, &two, a.data, n, &three, C, n); },
+              [&](int i, int j) {
+                  return i < j ? B(i, j) : 2 * over([&](int k) { return A(i, k) * A(j, k); }) + 3 * B(i, j);
+              }) &&
+        gives([&] { return cuda_cpu::symm(handle, CUBLAS_SIDE_LEFT, CUBLAS_FILL_MODE_LOWER, n, n, &two, a.data, n,
+                                          b.data, n, &three, C, n); },
+              [&](int i, int j) {
+                  const auto term = [&](int k) { return A(std::max(i, k), std::min(i, k)) * B(k, j); };
+                  return 2 * over(term) + 3 * B(i, j);
+              }) &&
+        gives([&] { return cuda_cpu::gemv(handle, t, n, n, &two, a.data, n, b.data, 1, &three, C, 1); },
+              [&](int i, int j) {
+                  return j > 0 ? B(i, j) : 2 * over([&](int k) { return A(k, i) * B(k, 0); }) + 3 * B(i, 0);
+              }) &&
+        gives([&] { return cuda_cpu::ger(handle, n, n, &two, a.data, 1, b.data, 1, C, n); },
+              [&](int i, int j) { return 2 * A(i, 0) * B(j, 0) + B(i, j); }) &&
+        gives([&] { return cuda_cpu::axpy(handle, n, &two, a.data, 1, C, -1); },
+              [&](int i, int j) { return j > 0 ? B(i, j) : B(i, 0) + 2 * A(2 - i, 0); }) &&
+        gives([&] { return cuda_cpu::scal(handle, n, &two, C, n); },
+              [&](int i, int j) { return i > 0 ? B(i, j) : 2 * B(i, j); }) &&
+        gives([&] { return cuda_cpu::swap(handle, n, C + n, 1, C, 1); },
+              [&](int i, int j) { return B(i, j == 2 ? 2 : 1 - j); }) &&
+        gives([&] { return cuda_cpu::copy(handle, n, a.data, 1, C + n, 1); },
+              [&](int i, int j) { return j == 1 ? A(i, 0) : B(i, j); });
+    for (int which = 0; which < 8; which++) {   // op(A) X = 2 B or X op(A) = 2 B, with either triangle of A
+        const auto side = which & 1 ? CUBLAS_SIDE_LEFT : CUBLAS_SIDE_RIGHT;
+        const auto fill = which & 2 ? CUBLAS_FILL_MODE_UPPER : CUBLAS_FILL_MODE_LOWER;
+        const auto ta = which & 4 ? N : t;
+        right = right && calls([&] { return cuda_cpu::trsm(handle, side, fill, ta, CUBLAS_DIAG_NON_UNIT, n, n, &two,
+                                                           a.data, n, C, n); });
+        const auto op = [&](int i, int j) {
+            if (ta == t) std::swap(i, j);
+            return i == j || (i < j) == (fill == CUBLAS_FILL_MODE_UPPER) ? A(i, j) : T{0};
+        };
+        for (int i = 0; i < all; i++) {
+            const T product = over([&](int k) {
+                return side == CUBLAS_SIDE_LEFT ? op(i % n, k) * found[k + i / n * n]
+                                                : found[i % n + k * n] * op(k, i / n);
+            });
+            right = right && std::abs(product - 2 * b_host[i]) < T(1e-4);
+        }
+    }
+    T dot = 0, norm = 0, sum = 0;
+    int largest = 0, smallest = 0;
+    right = right && cuda_cpu::dot(handle, n, a.data, 1, b.data, 1, &dot) == CUBLAS_STATUS_SUCCESS && dot == -8 &&
+            cuda_cpu::nrm2(handle, 2, a.data + 1, 3, &norm) == CUBLAS_STATUS_SUCCESS &&
+            std::abs(norm * norm - 10) < T(1e-4) &&
+            cuda_cpu::asum(handle, n, b.data, 1, &sum) == CUBLAS_STATUS_SUCCESS && sum == 10 &&
+            cuda_cpu::extreme<T, std::less<>>(handle, n, b.data, 1, &largest) == CUBLAS_STATUS_SUCCESS &&
+            cuda_cpu::extreme<T, std::greater<>>(handle, n, b.data, 1, &smallest) == CUBLAS_STATUS_SUCCESS &&
+            largest == 2 && smallest == 1;
+    cublasSetPointerMode(handle, CUBLAS_POINTER_MODE_DEVICE);   // alpha and results are in device memory
+    T* const r = results.data;
+    right = right && cuda_cpu::dot(handle, n, a.data, 1, b.data, 1, r) == CUBLAS_STATUS_SUCCESS &&
+            cuda_cpu::axpy(handle, 1, r, a.data, 1, r + 1, 1) == CUBLAS_STATUS_SUCCESS &&
+            cudaStreamSynchronize(stream) == cudaSuccess && r[0] == -8 && r[1] == -32;
+    return right && cublasDestroy(handle) == CUBLAS_STATUS_SUCCESS && cudaStreamDestroy(stream) == cudaSuccess;
+}
+
+// Half precision, and errors. A and B (2, 2) by GemmEx, with a float result.
+static bool short_blas_is_right() {
+    cublasHandle_t handle;
+    cublasCreate(&handle);
+    Array<__half> a(4), c(4);
+    Array<float> d(4);
+    for (int i = 0; i < 4; i++) a[i] = static_cast<float>(i + 1);
+    const __half one = 1.0f, zero = 0.0f;
+    const float half = 0.5f, none = 0;
+    const auto N = CUBLAS_OP_N;
+    const auto mixed = [&](int ld, cudaDataType_t type) {
+        return cublasGemmEx(handle, N, N, 2, 2, 2, &half, a.data, CUDA_R_16F, ld, a.data, CUDA_R_16F, 2, &none, d.data,
+                            type, 2, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT_TENSOR_OP);
+    };
+    const bool right = cublasHgemm(handle, N, N, 2, 2, 2, &one, a.data, 2, a.data, 2, &zero, c.data, 2) ==
+                           CUBLAS_STATUS_SUCCESS && mixed(2, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+                       mixed(1, CUDA_R_32F) == CUBLAS_STATUS_INVALID_VALUE &&
+                       mixed(2, CUDA_R_16BF) == CUBLAS_STATUS_NOT_SUPPORTED &&
+                       cublasSscal(nullptr, 4, &half, d.data, 1) == CUBLAS_STATUS_NOT_INITIALIZED &&
+                       cublasGetStatusName(CUBLAS_STATUS_INVALID_VALUE) == std::string("CUBLAS_STATUS_INVALID_VALUE");
+    cudaDeviceSynchronize();
+    cublasDestroy(handle);
+    return right && float(c[0]) == 7 && float(c[3]) == 22 && d[0] == 3.5f && d[1] == 5 && d[2] == 7.5f && d[3] == 11;
+}
+
 TEST("products") {
+    expect("cuBLAS: levels 1 to 3 of float and double equal their definitions; half precision; errors",
+           blas_is_right<float>() && blas_is_right<double>() && short_blas_is_right());
     expect("products of column-major matrices with every transposition, leading dimensions, alpha, beta, C and each "
            "epilogue equal a loop in double, by oneDNN and by the plain loop",
            products_are_right<float>(CUDA_R_32F) && products_are_right<__nv_bfloat16>(CUDA_R_16BF) &&
@@ -1945,7 +2137,8 @@ TEST("cards") {
            child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
                        "CUDA_CPU_CARD=h900"));
     expect("symbols and rows are copied on an emulated GPU, and launches by address run", on("h100", [] {
-              const auto all = [] { return symbols_are_copied() && rows_are_copied() && launches_by_address(); };
+              const auto all = [] { return symbols_are_copied() && rows_are_copied() && slices_are_copied() &&
+                                               launches_by_address() && blas_is_right<float>(); };
               return under_seeds(1, 8, all);
           }));
     expect("occupancy and attributes are the GPU's", on("h100", occupancy_is_the_gpus));
