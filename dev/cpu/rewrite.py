@@ -175,8 +175,11 @@ def place_of_name(part):
     """Returns the position of a parameter's name in its declaration, and whether there is a name. Without one, the
     position is where it would be."""
     for j in range(len(part) - 2):
-        if part[j].text in ("*", "&") and part[j - 1].text == "(" and part[j + 1].kind == "name":
-            return j + 1, True
+        if part[j].text in ("*", "&") and part[j - 1].text == "(":
+            while part[j + 1].text in NOT_A_TYPE:
+                j += 1
+            if part[j + 1].kind == "name":
+                return j + 1, True
     end = next((j for j, t in enumerate(part) if t.text == "["), len(part))
     has_type = any(t.kind == "name" and t.text not in NOT_A_TYPE for t in part[:end - 1])
     last = part[end - 1]
@@ -219,8 +222,9 @@ class TemplateParameter(Parameter):
 class Kernel:
     """A declaration or definition of a kernel. Its launcher is inserted at `end`, the offset at which it ends."""
 
-    def __init__(self, name, template, parameters, end):
+    def __init__(self, name, template, parameters, is_static, end):
         self.name, self.template, self.parameters, self.end = name, template, parameters, end
+        self.is_static = is_static   # it may be a member of a class
 
     def signature(self):
         template = None if self.template is None else [t.signature() for t in self.template]
@@ -235,19 +239,26 @@ class Kernel:
             head = "template <" + ", ".join(t.declaration() for t in self.template) + "> "
             kernel += "<" + ", ".join(t.use() for t in self.template) + ">"
         declared = "".join(", " + p.declaration() for p in self.parameters)
-        types = ", ".join(f"decltype({p.name})" + ("..." if p.pack else "") for p in self.parameters)
+        types = ", ".join(f"::cuda_cpu::ParameterType<decltype({p.name})>" + ("..." if p.pack else "") for p in self.parameters)
         used = ", ".join(p.use() for p in self.parameters)
-        return (f" {head}inline void cuda_cpu_launch_{self.name}(::cuda_cpu::Configuration cuda_cpu_configuration"
+        return (f" {head}{'static ' if self.is_static else ''}inline void cuda_cpu_launch_{self.name}(::cuda_cpu::Configuration cuda_cpu_configuration"
                 f"{declared}) {{ ::cuda_cpu::launch(static_cast<void (*)({types})>({kernel}), "
                 f"cuda_cpu_configuration)({used}); }}")
 
 
+def start_of_specifiers(tokens, i):
+    """Returns the position of the first specifier (static, __launch_bounds__(256), ...) of the declaration that contains
+    the token at i."""
+    while i > 0 and (tokens[i - 1].kind in ("name", "string") and tokens[i - 1].text != "template"
+                     or tokens[i - 1].text in (")", "]")):
+        i = i - 1 if tokens[i - 1].kind != "punctuator" else tokens.match_back(i - 1) or 0
+    return i
+
+
 def find_template(tokens, i):
-    """Returns the template parameters of the declaration that contains the token at i, or None if it is not a template;
+    """Returns the template parameters of the declaration whose specifiers begin at i, or None if it is not a template;
     [] for template <>."""
     j = i - 1
-    while j >= 0 and (tokens[j].kind in ("name", "string")) and tokens[j].text != "template":
-        j -= 1
     if tokens.text(j) != ">":
         return None
     begin = tokens.match_back(j)
@@ -326,14 +337,19 @@ class File:
 
     def add_kernel(self, i, name, open_, close, end):
         tokens = self.tokens
-        template = find_template(tokens, i)
+        begin = start_of_specifiers(tokens, i)
+        template = find_template(tokens, begin)
         if template == [] or tokens[name].kind != "name":
             return  # a specialisation, or a name that a macro generates
         parts = tokens.split(open_ + 1, close)
         if len(parts) == 1 and spell(parts[0]) == "void":
             parts = []
         parameters = [Parameter(part, n) for n, part in enumerate(parts)]
-        self.kernels.append(Kernel(tokens[name].text, template, parameters, tokens[end].end))
+        for token in (t for part, p in zip(parts, parameters) if p.pack for t in part):
+            if token.text.startswith("__restrict"):   # in a pack g++ keeps it in the type of the function
+                self.edit(token.at, token.end, "")
+        is_static = any(t.text == "static" for t in tokens[begin:name])
+        self.kernels.append(Kernel(tokens[name].text, template, parameters, is_static, tokens[end].end))
 
     # -- rewriting
 
