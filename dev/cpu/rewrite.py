@@ -27,17 +27,21 @@ import sys
 
 NOT_EMULATED = "{}: {} not emulated; dev/cpu/README.md lists the limits"
 # included files
-HEADERS = {r"mma\.h": "wmma is", r"cooperative_groups(\.h|/.*)": "cooperative groups are",
+HEADERS = {r"mma\.h": "wmma is",
            r"(cub|thrust|cuda|nv|cutlass|cute)/.*": "CUB, Thrust, libcu++ and CUTLASS are",
            r"(cublas(_v2|_api|Xt)?|curand\w*|cufft\w*|cusparse\w*|cusolver\w*|cudnn\w*|npp\w*|nvrtc|nvjpeg|nvml)\.h":
                "this library is",
-           r"cuda_(pipeline|awbarrier)\w*\.h": "pipelines and their barriers are",
+           r"cuda_awbarrier\w*\.h": "experimental barriers are",
            r"(cuda_texture|texture|surface)_\w*\.h": "textures and surfaces are",
            r"cuda_\w+_interop\.h": "graphics libraries are"}
 # names
 NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces are", "cudaArray_t": "CUDA arrays are",
          "cudaLaunchCooperativeKernel": "grid barriers are", "__cluster_dims__": "clusters are",
-         "__activemask": "the set of active lanes is", "asm": "inline PTX is"}
+         "asm": "inline PTX is"}
+
+# included files whose contents are in another file of dev/cpu
+ELSEWHERE = {r"cooperative_groups/(reduce|scan|memcpy_async)\.h": "cooperative_groups.h",
+             r"cuda_pipeline_\w+\.h": "cuda_pipeline.h"}
 
 # ---- tokens
 
@@ -239,16 +243,17 @@ class Kernel:
             head = "template <" + ", ".join(t.declaration() for t in self.template) + "> "
             kernel += "<" + ", ".join(t.use() for t in self.template) + ">"
         declared = "".join(", " + p.declaration() for p in self.parameters)
-        types = ", ".join(f"::cuda_cpu::ParameterType<decltype({p.name})>" + ("..." if p.pack else "") for p in self.parameters)
+        types = ", ".join(f"::cuda_cpu::ParameterType<decltype({p.name})>" + ("..." if p.pack else "")
+                          for p in self.parameters)
         used = ", ".join(p.use() for p in self.parameters)
-        return (f" {head}{'static ' if self.is_static else ''}inline void cuda_cpu_launch_{self.name}(::cuda_cpu::Configuration cuda_cpu_configuration"
-                f"{declared}) {{ ::cuda_cpu::launch(static_cast<void (*)({types})>({kernel}), "
+        return (f" {head}{'static ' if self.is_static else ''}inline void cuda_cpu_launch_{self.name}"
+                f"(::cuda_cpu::Configuration cuda_cpu_configuration{declared}) {{ ::cuda_cpu::launch(static_cast<void (*)({types})>({kernel}), "
                 f"cuda_cpu_configuration)({used}); }}")
 
 
 def start_of_specifiers(tokens, i):
-    """Returns the position of the first specifier (static, __launch_bounds__(256), ...) of the declaration that contains
-    the token at i."""
+    """Returns the position of the first specifier (static, __launch_bounds__(256), ...) of the declaration that
+    contains the token at i."""
     while i > 0 and (tokens[i - 1].kind in ("name", "string") and tokens[i - 1].text != "template"
                      or tokens[i - 1].text in (")", "]")):
         i = i - 1 if tokens[i - 1].kind != "punctuator" else tokens.match_back(i - 1) or 0
@@ -310,9 +315,12 @@ class File:
         quoted = rest[0].kind == "string"
         spelled = rest[0].text[1:-1] if quoted else self.source[rest[0].end:rest[-1].at].strip()
         place = open_include(spelled, quoted)
-        feature = next((words for header, words in HEADERS.items() if re.fullmatch(header, spelled)), None)
+        elsewhere, feature = (next((value for header, value in table.items() if re.fullmatch(header, spelled)), None)
+                              for table in (ELSEWHERE, HEADERS))
         if place is not None:
             self.includes.append((rest[0].at, rest[-1].end, place))
+        elif elsewhere:
+            self.edit(rest[0].at, rest[-1].end, f"<{elsewhere}>")
         elif feature:
             self.edit(directive.at, rest[-1].end, "error " + NOT_EMULATED.format(spelled, feature))
 

@@ -1,5 +1,6 @@
 // Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the
 // options of testing.h the program runs as the child process of a test: see run_as_child().
+#include <cooperative_groups.h>
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -16,6 +17,8 @@
 #include <random>
 
 #include "../tests/testing.h"
+
+using namespace cuda_cpu::ptx;
 
 extern __shared__ float4 dynamic_shared_memory[];
 
@@ -245,6 +248,135 @@ static bool a_waiting_thread_lets_others_run() {
 TEST("collectives") {
     expect("reductions, matches, and barriers that count, are right", in_every_order(collectives_are_right));
     expect("__nanosleep lets other threads run", in_every_order(a_waiting_thread_lets_others_run));
+}
+
+// Returns whether lanes that diverge see the lanes beside them: of both branches, and of a loop that they leave one by
+// one. The other half of the block waits at the barrier, or in a loop.
+static bool active_lanes_are_right(bool others_wait_in_a_loop) {
+    Array<int> out(64), flag(1);
+    run({1, 64}, [=, out = out.data, flag = flag.data] {
+        const unsigned t = threadIdx.x, lane = t % 32;
+        bool right = true;
+        if (t < 32) {
+            right = __activemask() == ~0u;
+            if (lane < 10) right = right && __activemask() == 0x3ff && __reduce_add_sync(__activemask(), lane) == 45;
+            else right = right && __activemask() == ~0x3ffu;
+            for (unsigned i = 0; i < lane; i++) right = right && __activemask() == ~0u << (i + 1);
+            atomicAdd(flag, 1);
+        } else if (others_wait_in_a_loop) {
+            while (atomicAdd(flag, 0) < 32) __nanosleep(100);
+        }
+        __syncthreads();
+        out[t] = right;
+    });
+    return out.all_are(1);
+}
+
+namespace cg = cooperative_groups;
+template <class Group> static int sum_by_shuffles(const Group& group, int x) {
+    for (unsigned i = group.size() / 2; i > 0; i /= 2) x += group.shfl_down(x, i);
+    return group.shfl(x, 0);
+}
+static bool tiles_are_right() {
+    Array<int> out(96);
+    run({1, dim3(16, 6)}, [out = out.data] {
+        __shared__ int sums[6];
+        const cg::thread_block block = cg::this_thread_block();
+        const unsigned t = block.thread_rank(), place = t % 16;
+        const cg::thread_block_tile<32> warp = cg::tiled_partition<32>(block);
+        const auto tile = cg::tiled_partition<16>(warp);
+        const cg::thread_group any = cg::tiled_partition(block, 4);
+        bool right = t == threadIdx.x + 16 * threadIdx.y && block.size() == 96 && block.group_dim().y == 6 &&
+                     warp.thread_rank() == t % 32 && warp.meta_group_size() == 3 && warp.meta_group_rank() == t / 32 &&
+                     tile.meta_group_size() == 2 && tile.meta_group_rank() == t / 16 % 2 && tile.size() == 16 &&
+                     any.size() == 4 && any.thread_rank() == t % 4;
+        any.sync();
+        const int first = static_cast<int>(t - place);
+        right = right && sum_by_shuffles(tile, static_cast<int>(t)) == 16 * first + 120 &&
+                tile.shfl_up(t, 3) == (place < 3 ? t : t - 3) && tile.shfl_xor(t, 5) == (t ^ 5) &&
+                tile.any(place == 3) && !tile.all(place == 3) && tile.ballot(place == 3 || place == 9) == 0x208 &&
+                tile.match_any(place % 4) == 0x1111u << place % 4 &&
+                cg::reduce(tile, static_cast<int>(t), cg::plus<int>()) == 16 * first + 120 &&
+                cg::reduce(tile, place + 1, cg::greater<>()) == 16 && cg::reduce(tile, place + 1, cg::less<>()) == 1 &&
+                cg::inclusive_scan(tile, 2) == static_cast<int>(2 * place + 2) &&
+                cg::exclusive_scan(tile, place, [](unsigned x, unsigned y) { return std::max(x, y); }) ==
+                    (place == 0 ? 0 : place - 1);
+        if (place == 0) sums[t / 16] = static_cast<int>(t);
+        cg::sync(block);
+        out[t] = right && sums[5] == 80;
+    });
+    return out.all_are(1);
+}
+// Groups of the lanes that are active, and of those with the same label.
+static bool parts_of_a_warp_are_right() {
+    Array<int> out(32);
+    run({1, 32}, [out = out.data] {
+        const unsigned lane = threadIdx.x;
+        const cg::coalesced_group labels = cg::labeled_partition(cg::coalesced_threads(), lane % 5);
+        bool right = labels.size() == (lane % 5 < 2 ? 7 : 6) && labels.thread_rank() == lane / 5 &&
+                     labels.meta_group_rank() == lane % 5 && labels.meta_group_size() == 5;
+        if (lane % 3 == 1) {   // lanes 1, 4, ... 31
+            const cg::coalesced_group active = cg::coalesced_threads();
+            const auto halves = cg::binary_partition(active, lane > 16);
+            const auto pairs = cg::tiled_partition(active, 2);
+            right = right && active.size() == 11 && active.thread_rank() == lane / 3 && active.shfl(lane, 2) == 7 &&
+                    active.shfl_down(lane, 1) == (lane == 31 ? 31 : lane + 3) && active.ballot(lane > 27) == 0x600 &&
+                    cg::reduce(active, lane, cg::plus<unsigned>()) == 176 &&
+                    cg::inclusive_scan(active, 1u) == lane / 3 + 1 && halves.size() == (lane > 16 ? 5 : 6) &&
+                    pairs.thread_rank() == lane / 3 % 2 &&
+                    pairs.shfl(lane, 0) == lane - lane / 3 % 2 * 3;
+            active.sync();
+        }
+        out[lane] = right;
+    });
+    return out.all_are(1);
+}
+// Copies arrays of 64 elements to shared memory by cp.async (float4, float) and by loads (char), and reads them.
+template <class T> static bool groups_copy() {
+    Array<T> in(64), out(64);
+    for (unsigned i = 0; i < 64; i++) memset(static_cast<void*>(&in[i]), static_cast<int>(i), sizeof(T));
+    run({1, 64}, [in = in.data, out = out.data] {
+        __shared__ T stages[2][64];
+        const cg::thread_block block = cg::this_thread_block();
+        cg::memcpy_async(block, stages[0], in, 32 * sizeof(T));
+        cg::memcpy_async(block, stages[1], in + 32, 32 * sizeof(T));
+        cg::wait_prior<1>(block);
+        if (threadIdx.x < 32) out[threadIdx.x] = stages[0][31 - threadIdx.x];
+        cg::wait(block);
+        if (threadIdx.x >= 32) out[threadIdx.x] = stages[1][63 - threadIdx.x];
+    });
+    return out.each([&](size_t t, const T& x) { return memcmp(&x, &in[t < 32 ? 31 - t : 95 - t], sizeof(T)) == 0; });
+}
+// Each thread copies 3 elements of 8 bytes, the last of which is filled with zeros.
+static bool primitives_copy() {
+    Array<double> in(96), out(96);
+    for (size_t i = 0; i < 96; i++) in[i] = static_cast<double>(i + 1);
+    run({1, 32}, [in = in.data, out = out.data] {
+        __shared__ double stage[3][32];
+        const unsigned t = threadIdx.x;
+        for (unsigned i = 0; i < 3; i++) {
+            __pipeline_memcpy_async(&stage[i][t], &in[i * 32 + t], 8, i == 2 ? 8 : 0);
+            __pipeline_commit();
+        }
+        __pipeline_wait_prior(1);
+        __syncthreads();
+        out[t] = stage[0][31 - t], out[32 + t] = stage[1][31 - t];
+        __pipeline_wait_prior(0);
+        out[64 + t] = stage[2][t];
+    });
+    return out.each([](size_t i, double x) { return x == (i < 32 ? 32. - i : i < 64 ? 96. - i : 0); });
+}
+TEST("groups") {
+    if (WARP_SIZE == 1) return;
+    expect("__activemask has the lanes of a branch and of a loop; other threads may wait at a barrier or in a loop",
+           in_every_order([] { return active_lanes_are_right(false) && active_lanes_are_right(true); }));
+    expect("tiles of a block and of a warp: ranks, shuffles, votes, reductions, scans",
+           in_every_order(tiles_are_right));
+    expect("coalesced threads, and groups with the same label", in_every_order(parts_of_a_warp_are_right));
+    expect("groups copy arrays to shared memory", in_every_order([] {
+               return groups_copy<float4>() && groups_copy<float>() && groups_copy<char>();
+           }));
+    expect("copies of 8 bytes complete at __pipeline_wait_prior", in_every_order(primitives_copy));
 }
 
 // ==== errors that end the program, and workers ==========================================================

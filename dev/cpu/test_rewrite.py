@@ -385,12 +385,10 @@ OTHERS = {"ptx.cu": """
 NOT_EMULATED = {
     "inline PTX": ('__global__ void k() { asm("trap;"); }', "asm: inline PTX is not emulated; dev/cpu/README.md lists"),
     "wmma": ("#include <mma.h>", "mma.h: wmma is not emulated"),
-    "cooperative groups": ("#include <cooperative_groups/reduce.h>", "cooperative groups are not emulated"),
     "libcu++": ('#  include "cuda/std/atomic" // needed', "cuda/std/atomic: CUB, Thrust, libcu++ and CUTLASS are not"),
     "a library": ("#include <cublas_v2.h>", "cublas_v2.h: this library is not emulated"),
     "random numbers": ("#include <curand_kernel.h>", "curand_kernel.h: this library is not emulated"),
-    "textures": ("__global__ void k(cudaTextureObject_t t) {}", "cudaTextureObject_t: textures are not emulated"),
-    "active lanes": ("__device__ unsigned f() { return __activemask(); }", "__activemask: the set of active lanes")}
+    "textures": ("__global__ void k(cudaTextureObject_t t) {}", "cudaTextureObject_t: textures are not emulated")}
 
 
 def test_others():

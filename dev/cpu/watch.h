@@ -113,7 +113,7 @@ CUDA_CPU_CALLBACK(void, waited(const void* barrier, unsigned parity, const void*
 
 // ---- accesses by PTX instructions
 CUDA_CPU_CALLBACK(void, access(Access access, By by, const void* address, size_t bytes, const void* site))
-CUDA_CPU_CALLBACK(void, cp_async(const void* to, const void* from, const void* site))   // from null: writes zeros
+CUDA_CPU_CALLBACK(void, cp_async(const void* to, size_t bytes, const void* from, size_t filled, const void* site))
 CUDA_CPU_CALLBACK(void, cp_async_commit())
 CUDA_CPU_CALLBACK(void, cp_async_wait(unsigned pending))
 CUDA_CPU_CALLBACK(unsigned, load_issued(const void* barrier, const void* site))   // TMA; returns the load's number

@@ -360,6 +360,7 @@ struct Queued {
 struct PendingCopy {
     Moment moment;
     uint64_t to;
+    unsigned bytes;
     uint32_t site;
     unsigned group;
 };
@@ -1348,24 +1349,26 @@ void waited(const void* barrier, unsigned parity, const void* site) {
 // ==== PTX instructions ===================================================================================
 
 // cp.async reads and writes at an unspecified time between the instruction and the wait.
-void cp_async(const void* to, const void* from, const void* site) {
+void cp_async(const void* to, size_t bytes, const void* from, size_t filled, const void* site) {
     if (!recording) return;
     const Pause pause;
     Thread& t = me();
+    const auto width = static_cast<unsigned>(bytes);
     const uintptr_t pc = number_of(site);
     const uint64_t target = memory.find(to).at;
     const Moment issued = moment_of(current);
-    const uint32_t store = find_site(pc, 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ASYNC);
+    const uint32_t store = find_site(pc, 0, width, Space::SHARED, Access::STORE, By::COPY_ASYNC);
     t.events.push_back({target, store, t.segment});
-    if (from != nullptr) {
+    if (filled > 0) {
         const Place source = memory.find(from);
-        const uint32_t load = find_site(pc, 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
+        const uint32_t load = find_site(pc, 0, width, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
         if (source.space == Space::GUARD) add_out_of_bounds(source, load, Access::LOAD, "");
         t.events.push_back({source.at, load, t.segment});
-        touch(Space::GLOBAL, source.at, GRANULE, {issued, current, t.own, Kind::READ, true, nullptr, load, current});
+        touch(Space::GLOBAL, source.at, static_cast<unsigned>(filled),
+              {issued, current, t.own, Kind::READ, true, nullptr, load, current});
     }
     t.own++;
-    t.copies.push_back({issued, target, store, t.copy_groups});
+    t.copies.push_back({issued, target, width, store, t.copy_groups});
 }
 
 void cp_async_commit() {
@@ -1377,7 +1380,7 @@ static void complete_copies(size_t count, Tick tick) {
     Thread& t = me();
     for (size_t i = 0; i < count; i++) {
         const PendingCopy& copy = t.copies[i];
-        touch(Space::SHARED, copy.to, GRANULE,
+        touch(Space::SHARED, copy.to, copy.bytes,
               {copy.moment, current, tick, Kind::WRITE, true, nullptr, copy.site, current});
     }
     t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
