@@ -39,9 +39,11 @@ NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces
          "cudaLaunchCooperativeKernel": "grid barriers are", "__cluster_dims__": "clusters are",
          "asm": "inline PTX is"}
 
+# included files of dev/cpu whose names a pattern of HEADERS includes
+PROVIDED = {"cuda/atomic"}
 # included files whose contents are in another file of dev/cpu
 ELSEWHERE = {r"cooperative_groups/(reduce|scan|memcpy_async)\.h": "cooperative_groups.h",
-             r"cuda_pipeline_\w+\.h": "cuda_pipeline.h"}
+             r"cuda/std/atomic": "cuda/atomic", r"cuda_pipeline_\w+\.h": "cuda_pipeline.h"}
 
 # ---- tokens
 
@@ -247,8 +249,8 @@ class Kernel:
                           for p in self.parameters)
         used = ", ".join(p.use() for p in self.parameters)
         return (f" {head}{'static ' if self.is_static else ''}inline void cuda_cpu_launch_{self.name}"
-                f"(::cuda_cpu::Configuration cuda_cpu_configuration{declared}) {{ ::cuda_cpu::launch(static_cast<void (*)({types})>({kernel}), "
-                f"cuda_cpu_configuration)({used}); }}")
+                f"(::cuda_cpu::Configuration cuda_cpu_configuration{declared}) {{ "
+                f"::cuda_cpu::launch(static_cast<void (*)({types})>({kernel}), cuda_cpu_configuration)({used}); }}")
 
 
 def start_of_specifiers(tokens, i):
@@ -319,6 +321,8 @@ class File:
                               for table in (ELSEWHERE, HEADERS))
         if place is not None:
             self.includes.append((rest[0].at, rest[-1].end, place))
+        elif spelled in PROVIDED:
+            return
         elif elsewhere:
             self.edit(rest[0].at, rest[-1].end, f"<{elsewhere}>")
         elif feature:

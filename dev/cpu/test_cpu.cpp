@@ -3,6 +3,7 @@
 #include <cooperative_groups.h>
 #include <cublasLt.h>
 #include <cuda.h>
+#include <cuda/atomic>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -1982,7 +1983,40 @@ template <class T> static bool sums_of(T value) {
     return each_once;
 }
 
+// The operations of cuda::atomic_ref and cuda::atomic on one number.
+template <class T> static bool atomic_types_are_right() {
+    T number = 5, expected = 4;
+    const cuda::atomic_ref<T, cuda::thread_scope_device> r(number);
+    bool right = r.fetch_add(3, cuda::memory_order_relaxed) == 5 && r.load(cuda::memory_order_acquire) == 8 &&
+                 r.fetch_sub(1) == 8 && r.fetch_max(20) == 7 && r.fetch_min(6) == 20 && r.exchange(9) == 6 &&
+                 !r.compare_exchange_strong(expected, 1) && expected == 9 && r.compare_exchange_weak(expected, 1) &&
+                 ++r == 2 && r-- == 2 && (r += 10) == 11 && r == 11 && number == 11;
+    r.store(3, cuda::memory_order_release);
+    cuda::std::atomic<T> value(7);
+    return right && number == 3 && value++ == 7 && (value = 2) == 2 && value.fetch_add(4) == 2 && value == 6;
+}
+// One thread publishes data for the others, which wait for a flag.
+static bool flags_order_data() {
+    Array<int> out(64);
+    run({1, 64}, [out = out.data] {
+        __shared__ int data;
+        __shared__ cuda::atomic<int, cuda::thread_scope_block> flag;
+        if (threadIdx.x == 0) flag.store(0);
+        __syncthreads();
+        if (threadIdx.x == 40) {
+            data = 7;
+            flag.store(1, cuda::memory_order_release);
+        }
+        flag.wait(0, cuda::memory_order_acquire);
+        out[threadIdx.x] = data;
+    });
+    return out.all_are(7);
+}
+
 TEST("atomics") {
+    expect("cuda::atomic_ref and cuda::atomic: operations on int, unsigned long long, float; a thread waits for a flag",
+           atomic_types_are_right<int>() && atomic_types_are_right<unsigned long long>() &&
+               atomic_types_are_right<float>() && in_every_order(flags_order_data));
     expect("each atomicAdd returns a different sum, for int, unsigned, unsigned long long, float, double, bfloat16",
            sums_of<int>(2) && sums_of<unsigned>(3) && sums_of<unsigned long long>(1ull << 40) && sums_of<float>(0.5f) &&
                sums_of<double>(0.125) &&

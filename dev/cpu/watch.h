@@ -103,7 +103,7 @@ CUDA_CPU_CALLBACK(bool, is_removed(const char* name, const void* site))
 // ---- synchronisation
 CUDA_CPU_CALLBACK(void, barrier_completed(const char* name))
 CUDA_CPU_CALLBACK(void, collective_completed(unsigned first_thread, unsigned lanes, const char* name))
-CUDA_CPU_CALLBACK(void, fence())                          // __threadfence
+CUDA_CPU_CALLBACK(void, fence(bool of_block))             // __threadfence, __threadfence_block
 CUDA_CPU_CALLBACK(void, proxy_fence())
 CUDA_CPU_CALLBACK(void, mbarrier_initialised(const void* barrier, const void* site))
 // of an mbarrier or a named barrier
