@@ -28,7 +28,7 @@ import sys
 NOT_EMULATED = "{}: {} not emulated; dev/cpu/README.md lists the limits"
 # included files
 HEADERS = {r"mma\.h": "wmma is",
-           r"(cub|thrust|cuda|nv|cutlass|cute)/.*": "CUB, Thrust, libcu++ and CUTLASS are",
+           r"(cub|thrust|cuda|nv|cutlass|cute)/.*": "this part of CUB, Thrust, libcu++ or CUTLASS is",
            r"(cublas(_v2|_api|Xt)?|curand\w*|cufft\w*|cusparse\w*|cusolver\w*|cudnn\w*|npp\w*|nvrtc|nvjpeg|nvml)\.h":
                "this library is",
            r"cuda_awbarrier\w*\.h": "experimental barriers are",
@@ -37,13 +37,19 @@ HEADERS = {r"mma\.h": "wmma is",
 # names
 NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces are", "cudaArray_t": "CUDA arrays are",
          "cudaLaunchCooperativeKernel": "grid barriers are", "__cluster_dims__": "clusters are",
-         "asm": "inline PTX is"}
+         "asm": "inline PTX is",
+         **dict.fromkeys("DeviceAdjacentDifference DeviceFor DeviceHistogram DeviceMemcpy DeviceMergeSort DevicePartition "
+                         "DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan DeviceSegmentedReduce "
+                         "DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(), "device-wide CUB is"),
+         **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockMergeSort "
+                         "BlockRadixSort BlockShuffle WarpExchange WarpMergeSort".split(), "this part of CUB is")}
 
 # included files of dev/cpu whose names a pattern of HEADERS includes
-PROVIDED = {"cuda/atomic"}
+PROVIDED = {"cub/cub.cuh", "cuda/atomic"}
 # included files whose contents are in another file of dev/cpu
 ELSEWHERE = {r"cooperative_groups/(reduce|scan|memcpy_async)\.h": "cooperative_groups.h",
-             r"cuda/std/atomic": "cuda/atomic", r"cuda_pipeline_\w+\.h": "cuda_pipeline.h"}
+             r"cub/(block|warp|thread|util)\w*(/\w+)?\.cuh": "cub/cub.cuh", r"cuda/std/atomic": "cuda/atomic",
+             r"cuda_pipeline_\w+\.h": "cuda_pipeline.h"}
 
 # ---- tokens
 

@@ -1,6 +1,7 @@
 // Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the
 // options of testing.h the program runs as the child process of a test: see run_as_child().
 #include <cooperative_groups.h>
+#include <cub/cub.cuh>
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda/atomic>
@@ -367,6 +368,92 @@ static bool primitives_copy() {
     });
     return out.each([](size_t i, double x) { return x == (i < 32 ? 32. - i : i < 64 ? 96. - i : 0); });
 }
+// Reductions and scans of THREADS threads in a block of two dimensions, with 1 and with 3 values per thread.
+template <int THREADS> static bool cub_is_right() {
+    constexpr int half = THREADS / 2, count = 3 * THREADS;
+    const auto sum_below = [](int n) { return n * (n - 1) / 2; };
+    Array<int> out(THREADS);
+    run({1, dim3(half, 2)}, [=, out = out.data] {
+        using Reduce = cub::BlockReduce<int, half, cub::BLOCK_REDUCE_WARP_REDUCTIONS, 2>;
+        using Scan = cub::BlockScan<int, half, cub::BLOCK_SCAN_WARP_SCANS, 2>;
+        using Best = cub::KeyValuePair<int, float>;
+        using ReduceBest = cub::BlockReduce<Best, half, cub::BLOCK_REDUCE_RAKING, 2>;
+        __shared__ union { typename Reduce::TempStorage reduce; typename Scan::TempStorage scan; } storage;
+        __shared__ typename ReduceBest::TempStorage best_storage;
+        const int t = static_cast<int>(threadIdx.x + half * threadIdx.y);
+        int three[3] = {3 * t, 3 * t + 1, 3 * t + 2}, result = 0, total = 0, results[3];
+        bool right = true;
+        const auto holds_in_first = [&](int found, int expected) {
+            right = right && (t != 0 || found == expected);
+            __syncthreads();
+        };
+        holds_in_first(Reduce(storage.reduce).Sum(t), sum_below(THREADS));
+        holds_in_first(Reduce(storage.reduce).Sum(three), sum_below(count));
+        holds_in_first(Reduce(storage.reduce).Reduce(7 - t, cub::Max(), THREADS - 5), 7);
+        holds_in_first(Reduce(storage.reduce).Sum(t, THREADS - 5), sum_below(THREADS - 5));
+        holds_in_first(ReduceBest(best_storage).Reduce(Best{t, float(t % 11)}, cub::ArgMax()).key, 10);
+        Scan(storage.scan).InclusiveSum(t, result, total);
+        right = right && result == sum_below(t + 1) && total == sum_below(THREADS);
+        __syncthreads();
+        Scan(storage.scan).ExclusiveSum(three, results);
+        right = right && results[0] == sum_below(3 * t) && results[2] == sum_below(3 * t + 2);
+        __syncthreads();
+        Scan(storage.scan).ExclusiveScan(t == 9 ? 50 : 1, result, -1, cub::Max());
+        out[t] = right && result == (t == 0 ? -1 : t <= 9 ? 1 : 50);
+    });
+    return out.all_are(1);
+}
+// Loads 4 elements per thread, of which the last 3 do not exist, and stores twice their value.
+template <cub::BlockLoadAlgorithm LOAD, cub::BlockStoreAlgorithm STORE> static bool cub_copies() {
+    Array<int> in(256), out(256), right(64);
+    for (size_t i = 0; i < 256; i++) in[i] = static_cast<int>(i);
+    run({1, 64}, [in = in.data, out = out.data, right = right.data] {
+        using Load = cub::BlockLoad<int, 64, 4, LOAD>;
+        using Store = cub::BlockStore<int, 64, 4, STORE>;
+        __shared__ union { typename Load::TempStorage load; typename Store::TempStorage store; } storage;
+        int items[4];
+        Load(storage.load).Load(in, items, 253, -5);
+        __syncthreads();
+        right[threadIdx.x] = items[3];
+        for (int& item : items) item *= 2;
+        Store(storage.store).Store(out, items, 253);
+    });
+    constexpr bool striped = LOAD == cub::BLOCK_LOAD_STRIPED;
+    return out.each([](size_t i, int x) { return x == (i < 253 ? static_cast<int>(2 * i) : 0); }) &&
+           right.each([](size_t t, int x) {
+               const size_t at = striped ? 192 + t : 4 * t + 3;
+               return x == (at < 253 ? static_cast<int>(at) : -5);
+           });
+}
+static bool cub_warps_are_right() {
+    Array<int> out(64);
+    run({1, 64}, [out = out.data] {
+        using Reduce = cub::WarpReduce<int, 8>;
+        using Scan = cub::WarpScan<int>;
+        __shared__ Reduce::TempStorage reduce[8];
+        __shared__ Scan::TempStorage scan[2];
+        const int t = static_cast<int>(threadIdx.x), lane = t % 32, first = t / 8 * 8;
+        const int sum = Reduce(reduce[t / 8]).Sum(t), least = Reduce(reduce[t / 8]).Reduce(-t, cub::Min(), 5);
+        int result = 0, total = 0;
+        Scan(scan[t / 32]).ExclusiveSum(2, result, total);
+        out[t] = (t != first || (sum == 8 * first + 28 && least == -first - 4)) && result == 2 * lane && total == 64;
+    });
+    return out.all_are(1);
+}
+TEST("cub") {
+    if (WARP_SIZE == 1) return;
+    expect("BlockReduce and BlockScan: blocks of 256, 48 and 20 threads", in_every_order([] {
+               return cub_is_right<256>() && cub_is_right<48>() && cub_is_right<20>();
+           }));
+    expect("BlockLoad and BlockStore: direct, striped, transposed", in_every_order([] {
+               return cub_copies<cub::BLOCK_LOAD_DIRECT, cub::BLOCK_STORE_DIRECT>() &&
+                      cub_copies<cub::BLOCK_LOAD_STRIPED, cub::BLOCK_STORE_STRIPED>() &&
+                      cub_copies<cub::BLOCK_LOAD_VECTORIZE, cub::BLOCK_STORE_VECTORIZE>() &&
+                      cub_copies<cub::BLOCK_LOAD_TRANSPOSE, cub::BLOCK_STORE_WARP_TRANSPOSE>();
+           }));
+    expect("WarpReduce of 8 lanes, WarpScan", in_every_order(cub_warps_are_right));
+}
+
 TEST("groups") {
     if (WARP_SIZE == 1) return;
     expect("__activemask has the lanes of a branch and of a loop; other threads may wait at a barrier or in a loop",

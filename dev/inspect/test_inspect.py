@@ -277,6 +277,8 @@ def test_races():
                       for read in wrong["uninitialised"]], [(case.line(name, "reads"), array, 4 * word, count)],
                      f"{name}: {count} reads of uninitialised words of shared memory are found")
         expect_equal((wrong["races"], right["uninitialised"]), ([], []), "... without races; none in the right version")
+    expect_equal([len(case.kernel(f"reductions<{right}>")["races"]) for right in ("false", "true")], [1, 0],
+                 "cub: __syncthreads is needed before its storage is used again")
     natural = {kernel["name"]: pairs(kernel) for kernel in case.figures["kernels"]}
     for seed in "12":
         found = {kernel["name"]: pairs(kernel) for kernel in case.recorded_with("CUDA_CPU_SEED", seed)}
@@ -432,7 +434,7 @@ def test_in_flight():
 
 # ---- the command
 
-LIBRARY = "int main() {}\n#include <cub/cub.cuh>\n" + "wrong;\n" * 9
+LIBRARY = "int main() {}\n#include <thrust/sort.h>\n" + "wrong;\n" * 9
 
 
 def test_command():
@@ -442,7 +444,7 @@ def test_command():
         run = run_command("make", "-s", "inspect", f"FILE={file}")
         expect(run.returncode == 2 and "Error 2" in run.stderr and error in run.stderr,
                f"make inspect FILE={file} is rejected with the file's name, exit code 2", run.stderr)
-    expect(run.stderr.count("error:") == 1 and "cub/cub.cuh: CUB, Thrust, libcu++ and CUTLASS are not emulated" in
+    expect(run.stderr.count("error:") == 1 and "thrust/sort.h: this part of CUB, Thrust, libcu++ or CUTLASS is not" in
            run.stderr, "a library that is not emulated is one error", run.stderr)
     for words, error in ((["--card", "h9000"], "invalid choice: 'h9000'"),
                          (["--kernel", "nothing"], "--kernel nothing: no such kernel was launched; found a_warp_and"),

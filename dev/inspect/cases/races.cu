@@ -1,6 +1,7 @@
 // Kernels with a race or an uninitialised read (<false>) and their correct versions (<true>), for test_inspect.py. A
 // comment after an access is its name in the test, which lists the accesses that race.
 #include <cooperative_groups.h>
+#include <cub/cub.cuh>
 #include <cuda/atomic>
 #include <cuda_runtime.h>
 
@@ -144,6 +145,15 @@ template <bool right> __global__ void groups(float* out) {
     else cg::tiled_partition<32>(block).sync();
     if (threadIdx.x >= 32) out[threadIdx.x] = tile[63 - threadIdx.x];   // reads
 }
+// The storage of two reductions is the same memory.
+template <bool right> __global__ void reductions(float* out) {
+    using Reduce = cub::BlockReduce<float, 64>;
+    __shared__ typename Reduce::TempStorage storage;
+    float sum = Reduce(storage).Sum(1);
+    if (right) __syncthreads();
+    sum += Reduce(storage).Sum(2);
+    if (threadIdx.x == 0) out[0] = sum;
+}
 // One thread publishes a value, for which the others wait.
 template <bool right> __global__ void flag(float* out) {
     constexpr auto order = right ? cuda::memory_order_release : cuda::memory_order_relaxed;
@@ -225,6 +235,7 @@ template <bool right> static void both(float* out, const float* in, unsigned* co
     last_block_of_fences<right><<<2, 64>>>(out, counts + 1, out + 4096);
     groups<right><<<1, 64>>>(out);
     flag<right><<<1, 64>>>(out);
+    reductions<right><<<1, 64>>>(out);
     unwritten<right><<<1, 64>>>(out);
     unwritten_dynamic<right><<<1, 64, 256>>>(out);
 }
