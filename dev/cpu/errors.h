@@ -17,6 +17,7 @@
     ERROR(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                             \
     ERROR(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")                       \
     ERROR(cudaErrorNotReady, 600, "device not ready")                                                                 \
+    ERROR(cudaErrorCooperativeLaunchTooLarge, 720, "too many blocks in cooperative launch")                           \
     ERROR(cudaErrorNotSupported, 801, "operation not supported")                                                      \
     ERROR(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")                 \
     ERROR(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture")          \

@@ -36,10 +36,10 @@ HEADERS = {r"mma\.h": "wmma is",
            r"cuda_\w+_interop\.h": "graphics libraries are"}
 # names
 NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces are", "cudaArray_t": "CUDA arrays are",
-         "cudaLaunchCooperativeKernel": "grid barriers are", "__cluster_dims__": "clusters are",
+         "__cluster_dims__": "clusters are",
          "asm": "inline PTX is",
-         **dict.fromkeys("DeviceAdjacentDifference DeviceFor DeviceHistogram DeviceMemcpy DeviceMergeSort DevicePartition "
-                         "DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan DeviceSegmentedReduce "
+         **dict.fromkeys("DeviceAdjacentDifference DeviceFor DeviceHistogram DeviceMemcpy DeviceMergeSort "
+                         "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan DeviceSegmentedReduce "
                          "DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(), "device-wide CUB is"),
          **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockMergeSort "
                          "BlockRadixSort BlockShuffle WarpExchange WarpMergeSort".split(), "this part of CUB is")}
@@ -388,7 +388,7 @@ class File:
                     self.rewrite_shared(tokens, i, is_file)
                 elif token.text == "__noinline__" and tokens.text(i - 1) != "(":
                     self.edit(token.at, token.end, "__attribute__((noinline))")
-                elif token.text == "cudaLaunchKernel" and tokens.text(i + 1) == "(":
+                elif token.text in ("cudaLaunchKernel", "cudaLaunchCooperativeKernel") and tokens.text(i + 1) == "(":
                     self.remove_cast(tokens, i + 2)
         pieces, at = [], 0
         for begin, end, text in sorted(self.edits, key=lambda e: (e[0], e[1])):

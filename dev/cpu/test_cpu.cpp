@@ -454,6 +454,43 @@ TEST("cub") {
     expect("WarpReduce of 8 lanes, WarpScan", in_every_order(cub_warps_are_right));
 }
 
+// Blocks pass numbers to the next block, several times; shared memory and a thread's variables stay theirs.
+static void pass_on(int* numbers, int rounds, int* right) {
+    __shared__ int kept;
+    extern __shared__ float4 dynamic_shared_memory[];
+    int* const dynamic = reinterpret_cast<int*>(dynamic_shared_memory);
+    const cg::grid_group grid = cg::this_grid();
+    const unsigned t = threadIdx.x, me = static_cast<unsigned>(grid.thread_rank()), mine = blockIdx.x + 7;
+    if (t == 0) kept = static_cast<int>(mine);
+    dynamic[t] = static_cast<int>(me);
+    for (int i = 0; i < rounds; i++) {
+        const int next = numbers[(me + blockDim.x) % grid.size()];
+        grid.sync();
+        numbers[me] = next + 1;
+        cg::sync(grid);
+    }
+    right[me] = grid.is_valid() && kept == static_cast<int>(mine) && dynamic[t] == static_cast<int>(me);
+}
+static bool grids_wait() {
+    Array<int> numbers(5 * 48), right(5 * 48);
+    for (size_t i = 0; i < numbers.size; i++) numbers[i] = static_cast<int>(i);
+    int rounds = 3;
+    void* arguments[] = {&numbers.data, &rounds, &right.data};
+    const cudaError_t error = cudaLaunchCooperativeKernel(pass_on, 5, 48, arguments, 48 * sizeof(int));
+    cudaDeviceSynchronize();
+    return error == cudaSuccess && right.all_are(1) && numbers.each([](size_t i, int x) {
+        return x == static_cast<int>((i + 3 * 48) % 240) + 3;
+    });
+}
+TEST("grids") {
+    expect("grid.sync() waits for all blocks; shared memory and variables are kept", in_every_order(grids_wait));
+    expect("a cooperative launch with more blocks than are resident is an error", WARP_SIZE == 1 || on("a100", [] {
+               void* arguments[] = {nullptr, nullptr, nullptr};
+               return cudaLaunchCooperativeKernel(pass_on, 108 * 2 + 1, 1024, arguments) ==
+                      cudaErrorCooperativeLaunchTooLarge;
+           }));
+}
+
 TEST("groups") {
     if (WARP_SIZE == 1) return;
     expect("__activemask has the lanes of a branch and of a loop; other threads may wait at a barrier or in a loop",
@@ -490,6 +527,14 @@ static int run_fatal_error(const std::string& what) {
     volatile int past = 16;   // AddressSanitizer does not check a constant index into an array of known size
     if (what == "shared")
         run({1, 1, 64}, [i = int{past}] { reinterpret_cast<volatile float*>(dynamic_shared_memory)[i] = 1; });
+    cudaLaunchAttribute cooperative{cudaLaunchAttributeCooperative, {1}};
+    cuda_cpu::Configuration five_blocks(5, 2);
+    five_blocks.attrs = &cooperative;
+    five_blocks.numAttrs = what == "ordinary" ? 0 : 1;
+    if (what == "ordinary" || what == "some_blocks")
+        run(five_blocks, [] {
+            if (blockIdx.x != 2) cg::this_grid().sync();
+        });
     if (what == "trap") run({1, 1}, [] { __trap(); });
     if (what == "global") run({1, 1}, [=] { out[100] = 1; });
     return 0;
@@ -504,6 +549,9 @@ TEST("fatal errors") {
                            "  threads 5: in __shfl_xor_sync with mask 0xffffffff\n  threads 64-95: ended",
                            "deadlock") &&
                    child_fails(1, "kernel half_wait, block (", "deadlock"));
+    expect("grid.sync() reports a launch that is not cooperative, and blocks that have ended",
+           child_fails(1, "grid.sync() in a launch without cudaLaunchCooperativeKernel", "ordinary") &&
+               child_fails(1, "deadlock: 4 blocks wait in grid.sync(), 1 have ended", "some_blocks"));
     expect("__trap ends the program", child_fails(1, "1 x 1 x 1 threads: __trap\n", "trap"));
 #ifdef __SANITIZE_ADDRESS__
     expect("AddressSanitizer finds a write past the launch's shared memory",

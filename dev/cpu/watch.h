@@ -87,6 +87,11 @@ void shared_array(const void* place, size_t bytes, const char* name);   // a __s
 // A variable of the program. name: mangled; empty: not the user's
 void variable(const void* place, size_t bytes, const char* name, bool is_writable);
 #endif
+CUDA_CPU_CALLBACK(void, end_block())
+// Blocks of a cooperative launch run in turns, each until it waits for the grid; completed: all blocks do.
+CUDA_CPU_CALLBACK(void, suspend_block())
+CUDA_CPU_CALLBACK(void, resume_block(uint64_t number))
+CUDA_CPU_CALLBACK(void, grid_completed())
 CUDA_CPU_CALLBACK(bool, only_counts())                    // long operations are counted but not executed
 CUDA_CPU_CALLBACK(void, fatal_error(const char* text))    // the program is about to end
 CUDA_CPU_CALLBACK(void, allocated(const void* place, size_t bytes))

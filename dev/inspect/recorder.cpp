@@ -470,6 +470,17 @@ static std::vector<std::vector<Queued>> queues;  // per warp: requests since the
 static size_t queued_requests;                   // of all warps
 static std::vector<uint32_t> rounds, exchanges;  // per warp: rounds and collectives since the last barrier
 
+// ---- blocks of a cooperative launch
+struct Suspended {
+    std::vector<Thread> threads;
+    std::vector<uint16_t> written;
+    std::map<const void*, Sync> syncs;
+    std::map<unsigned, Clock> acquired;
+    Shadow shadow;
+};
+static std::map<unsigned, Suspended> suspended;
+static std::map<unsigned, Clock> arriving, at_grid_barrier;   // by block, at the grid's next and at its last barrier
+
 // Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
 // instrumented copies.
 struct Pause {
@@ -523,8 +534,11 @@ static bool happens_before(const Entry& entry, Space space, const NewAccess& lat
     };
     if (space == Space::GLOBAL && entry.block != block) {
         *why = "blocks of one launch are not ordered";
-        const auto found = acquired.find(entry.block);
-        return found != acquired.end() && covers(found->second);
+        const auto in = [&](const std::map<unsigned, Clock>& clocks) {
+            const auto found = clocks.find(entry.block);
+            return found != clocks.end() && covers(found->second);
+        };
+        return in(acquired) || in(at_grid_barrier);
     }
     *why = "no synchronisation between them";
     if (!later.moment.covers(entry.first_actor, entry.lanes, entry.tick)) return false;
@@ -1071,6 +1085,7 @@ bool begin_launch(const LaunchShape& shape) {
     kernel->recorded = true;
     global_shadow.clear();
     released.clear();
+    at_grid_barrier.clear();
     atomics.clear();
     kernel->wave = std::min(kernel->blocks(), resident_blocks() * card_->multiprocessors);
     l2.reset(card_->l2_bytes, kernel->wave);
@@ -1259,6 +1274,30 @@ void barrier_completed(const char*) {
     drain();
     kernel->totals.barriers++;
 }
+
+// The block waits for the grid: as at __syncthreads, but other blocks run until it resumes.
+void suspend_block() {
+    if (!recording) return;
+    barrier_completed("grid.sync");
+    recording = false;
+    arriving[block] = threads[0].clock;
+    suspended[block] = {std::move(threads), written, std::move(syncs), std::move(acquired), std::move(shared_shadow)};
+}
+void resume_block(uint64_t number) {
+    const auto found = suspended.find(static_cast<unsigned>(number));
+    if (found == suspended.end()) return;
+    block = found->first;
+    Suspended& state = found->second;
+    threads = std::move(state.threads);
+    written = std::move(state.written);
+    syncs = std::move(state.syncs);
+    acquired = std::move(state.acquired);
+    shared_shadow = std::move(state.shadow);
+    suspended.erase(found);
+    l1.reset(l1_bytes_per_block());
+    recording = true;
+}
+void grid_completed() { at_grid_barrier = std::exchange(arriving, {}); }
 
 // Shuffles, votes and __syncwarp order the accesses of the lanes; tensor-core instructions do not.
 void collective_completed(unsigned first, unsigned lanes, const char* name) {

@@ -241,9 +241,10 @@ RACES = {
     "last_block": ("__threadfence before the count of blocks", "global", WRITES_READS),
     "last_block_of_fences": ("__syncthreads between fences and the count of blocks", "global", WRITES_READS),
     "groups": ("sync() of the block, with that of a tile in its place", "shared", WRITES_READS),
+    "grids": ("grid.sync(), with __syncthreads in its place", "global", WRITES_READS),
     "flag": ("release order of the store to an atomic", "shared", WRITES_READS),
 }
-OF_BLOCKS = ("one_word", "next_block", "last_block", "last_block_of_fences")
+OF_BLOCKS = ("grids", "one_word", "next_block", "last_block", "last_block_of_fences")
 
 
 def test_races():

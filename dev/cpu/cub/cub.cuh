@@ -1,6 +1,6 @@
 // CUB's primitives of warps and blocks: reductions, scans, loads and stores. (rewrite.py includes this file for the
-// parts of cub, too.) They use shuffles and shared memory as CUB's default algorithms do; an algorithm that the template
-// arguments name selects only the order in which BlockLoad and BlockStore access memory.
+// parts of cub, too.) They use shuffles and shared memory as CUB's default algorithms do; an algorithm that the
+// template arguments name selects only the order in which BlockLoad and BlockStore access memory.
 #pragma once
 
 #include "../cuda_runtime.h"

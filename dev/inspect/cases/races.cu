@@ -154,6 +154,22 @@ template <bool right> __global__ void reductions(float* out) {
     sum += Reduce(storage).Sum(2);
     if (threadIdx.x == 0) out[0] = sum;
 }
+// Blocks read what other blocks have written before the grid's barrier.
+template <bool right> __global__ void grids(float* out) {
+    __shared__ float own;
+    const auto grid = cg::this_grid();
+    if (threadIdx.x == 0) own = 1;
+    __syncthreads();
+    for (int i = 0; i < 2; i++) {
+        out[grid.thread_rank()] = own;                // writes
+        if (right) grid.sync();
+        else __syncthreads();
+        const float x = out[(grid.thread_rank() + 64) % grid.size()];   // reads
+        if (right) grid.sync();
+        if (threadIdx.x == 0) own = x;
+        __syncthreads();
+    }
+}
 // One thread publishes a value, for which the others wait.
 template <bool right> __global__ void flag(float* out) {
     constexpr auto order = right ? cuda::memory_order_release : cuda::memory_order_relaxed;
@@ -236,6 +252,8 @@ template <bool right> static void both(float* out, const float* in, unsigned* co
     groups<right><<<1, 64>>>(out);
     flag<right><<<1, 64>>>(out);
     reductions<right><<<1, 64>>>(out);
+    void* arguments[] = {&out};
+    cudaLaunchCooperativeKernel((void*)grids<right>, 3, 64, arguments);
     unwritten<right><<<1, 64>>>(out);
     unwritten_dynamic<right><<<1, 64, 256>>>(out);
 }
