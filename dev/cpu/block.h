@@ -93,6 +93,7 @@ struct Launch {
     uint64_t seed;     // 0: blocks and threads run in their natural order
     const void* kernel;
     watch::Variant variant;
+    bool cooperative;  // its blocks can wait for each other
 };
 
 // The launch that this worker is running.
@@ -118,6 +119,10 @@ struct Background {
     virtual std::string state_of(const void* barrier, unsigned number) const = 0;  // for the deadlock report
 };
 inline thread_local Background* background = nullptr;  // of the current block; null if it has started no such work
+
+// The block that this worker is running; null for a block of one thread, which never waits.
+class Block;
+inline thread_local Block* block = nullptr;
 
 // Schedules the threads of a block on a worker's fibers. A thread runs until it ends or waits. Then the scheduler
 // resumes a thread that is ready, or else starts the next one. So a kernel whose threads never wait needs one fiber and
@@ -147,11 +152,29 @@ public:
     CUDA_CPU_NO_TSAN void run(uint64_t block_number) {
         const unsigned count = static_cast<unsigned>(threads_.size());
         alive_ = count;
-        votes_ = started_ = ready_first_ = ready_count_ = waiting_at_barrier_ = parked_ = 0;
+        votes_ = started_ = ready_first_ = ready_count_ = waiting_at_barrier_ = at_grid_ = parked_ = 0;
         for (unsigned t = 0; t < count; t += WARP_SIZE) warps_[t / WARP_SIZE].alive = first_lanes(count - t);
         if (launch_->seed != 0) shuffle_order(block_number);
         enter(pick());
         threads_[current_].fiber = idle_fiber();
+        running = &home_;
+        switch_to(*threads_[current_].fiber);
+    }
+
+    // Suspends the thread and, if no other one can run, the block: run() then returns. resume() continues the block.
+    void wait_for_grid() {
+        if (!launch_->cooperative) die("grid.sync() in a launch without cudaLaunchCooperativeKernel");
+        threads_[current_].waits_for = "grid.sync()";
+        at_grid_++;
+        wait();
+    }
+    bool is_suspended() const { return at_grid_ > 0; }
+    CUDA_CPU_NO_TSAN void resume() {
+        if (at_grid_ < alive_) deadlock();
+        at_grid_ = 0;
+        for (unsigned t = 0; t < threads_.size(); t++)
+            if (threads_[t].waits_for != nullptr) make_ready(t);
+        enter(pick());
         running = &home_;
         switch_to(*threads_[current_].fiber);
     }
@@ -278,12 +301,13 @@ private:
         return t;
     }
 
-    // Completes pending copies, then lets lanes converge, until a thread is ready and returns it; reports a deadlock if
-    // none becomes ready.
+    // Completes pending copies, then lets lanes converge, until a thread is ready and returns it, or no_thread if
+    // some wait for the grid; otherwise reports a deadlock.
     __attribute__((noinline, cold)) unsigned pick_later() {
         while (background != nullptr && background->advance())
             if (const unsigned t = pick(); t != no_thread) return t;
         if (release_any_converged(true)) return pick();
+        if (at_grid_ > 0) return no_thread;
         deadlock();
     }
 
@@ -298,6 +322,7 @@ private:
         const unsigned me = current_;
         unsigned next = pick();
         if (next == no_thread) next = pick_later();
+        if (next == no_thread) return switch_to(home_);   // returns after resume()
         if (next == me) return;
         enter(next);
         if (threads_[next].fiber == nullptr) threads_[next].fiber = idle_fiber();
@@ -366,7 +391,7 @@ private:
 
     CUDA_CPU_NO_TSAN static void fiber_body(boost::context::detail::transfer_t from) {
         finish_switch(from);
-        for (Block& block = of_this_worker();;) block.run_thread();
+        for (Block& mine = *block;;) mine.run_thread();
     }
 
     CUDA_CPU_NO_TSAN void run_thread() {
@@ -483,7 +508,7 @@ private:
     Warp warps_[max_threads / WARP_SIZE];
     unsigned current_ = 0, started_ = 0, alive_ = 0;
 
-    unsigned waiting_at_barrier_ = 0, parked_ = 0;
+    unsigned waiting_at_barrier_ = 0, at_grid_ = 0, parked_ = 0;
     bool yields_ = false;
     unsigned yields_since_release_ = 0;
     unsigned votes_ = 0, counted_ = 0;  // of a barrier that counts: so far, and of the last one
@@ -497,9 +522,6 @@ private:
     std::vector<std::unique_ptr<Fiber>> fibers_;
     std::vector<Fiber*> idle_;
 };
-
-// The block that this worker is running; null for a block of one thread, which never waits.
-inline thread_local Block* block = nullptr;
 
 // ==== warp and block collectives ========================================================================
 

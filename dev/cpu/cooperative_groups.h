@@ -154,6 +154,30 @@ template <class Group> CUDA_CPU_INSTRUCTION void sync(const Group& group) { grou
 template <class Group> auto thread_rank(const Group& group) { return group.thread_rank(); }
 template <class Group> auto group_size(const Group& group) { return group.size(); }
 
+// All threads of a launch by cudaLaunchCooperativeKernel.
+class grid_group {
+public:
+    static bool is_valid() { return cuda_cpu::launched->cooperative; }
+    CUDA_CPU_INSTRUCTION static void sync() {
+        if (cuda_cpu::watch::is_removed("grid.sync", cuda_cpu::watch::call_site())) return;
+        if (cuda_cpu::block == nullptr) cuda_cpu::die("grid.sync() in a launch without cudaLaunchCooperativeKernel");
+        cuda_cpu::block->wait_for_grid();
+    }
+    static dim3 group_dim() { return gridDim; }
+    static dim3 dim_blocks() { return gridDim; }
+    static dim3 block_index() { return blockIdx; }
+    static unsigned long long num_blocks() { return uint64_t{gridDim.x} * gridDim.y * gridDim.z; }
+    static unsigned long long block_rank() {
+        return blockIdx.x + uint64_t{gridDim.x} * (blockIdx.y + uint64_t{gridDim.y} * blockIdx.z);
+    }
+    static unsigned long long size() { return num_blocks() * cuda_cpu_groups::threads_of_block(); }
+    static unsigned long long num_threads() { return size(); }
+    static unsigned long long thread_rank() {
+        return block_rank() * cuda_cpu_groups::threads_of_block() + cuda_cpu_groups::rank_in_block();
+    }
+};
+inline grid_group this_grid() { return {}; }
+
 // ---- reductions and scans
 
 template <class T = void> using plus = std::plus<T>;
@@ -174,7 +198,7 @@ T reduce_first(const std::array<T, 32>& values, unsigned end, Operation& operati
     for (unsigned rank = 1; rank < end; rank++) result = operation(result, values[rank]);
     return result;
 }
-template <class Group, class T, class Operation>   // programs that include only CUDA's main header may define a reduce
+template <class Group, class T, class Operation>   // a program that does not include reduce.h may define a reduce
 std::enable_if_t<std::is_invocable_v<Operation, T, T>, T> reduce(const Group& group, T value, Operation operation) {
     return reduce_first(group.all_values(value), group.size(), operation);
 }

@@ -82,7 +82,11 @@ constexpr unsigned warp_size = WARP_SIZE;  // for headers that a program may inc
 
 // ==== launches ==========================================================================================
 
-struct cudaLaunchAttribute;  // not emulated
+enum cudaLaunchAttributeID { cudaLaunchAttributeCooperative = 2 };   // others are not emulated
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    struct { int cooperative; } val;
+};
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
@@ -131,6 +135,10 @@ inline void require_full_warps() {
     exit(2);
 }
 
+inline bool is_cooperative(const cudaLaunchConfig_t& config) {
+    return config.numAttrs == 1 && config.attrs->id == cudaLaunchAttributeCooperative && config.attrs->val.cooperative;
+}
+
 // Returns the error of a launch with this configuration. The limits hold for every GPU that can be emulated.
 // (Programming Guide, "Technical Specifications per Compute Capability".)
 inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel) {
@@ -142,7 +150,7 @@ inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel) {
     if (g.x > max_blocks_x || g.y > max_blocks_yz || g.z > max_blocks_yz) return cudaErrorInvalidConfiguration;
     if (b.x > max_threads || b.y > max_threads || b.z > max_threads_z) return cudaErrorInvalidConfiguration;
     if (b.x * b.y * b.z > max_threads) return cudaErrorInvalidConfiguration;
-    if (config.numAttrs > 0) return cudaErrorNotSupported;
+    if (config.numAttrs > 0 && !is_cooperative(config)) return cudaErrorNotSupported;
     return shared_memory_fits(kernel, config.dynamicSmemBytes, asked_shared_bytes()[kernel]) ? cudaSuccess
                                                                                              : cudaErrorInvalidValue;
 }
@@ -175,8 +183,8 @@ inline void begin(const Launch& launch) {
     }
 }
 
-// Runs one block; number = blockIdx.x + gridDim.x (blockIdx.y + gridDim.y blockIdx.z).
-inline void run_block(const Launch& launch, uint64_t number) {
+// Sets blockIdx; number = blockIdx.x + gridDim.x (blockIdx.y + gridDim.y blockIdx.z).
+inline void set_block_index(const Launch& launch, uint64_t number) {
     if (launch.grid.y * launch.grid.z == 1) {
         blockIdx = {static_cast<unsigned>(number), 0, 0};
     } else {
@@ -184,6 +192,10 @@ inline void run_block(const Launch& launch, uint64_t number) {
         blockIdx = {static_cast<unsigned>(number % launch.grid.x), static_cast<unsigned>(row % launch.grid.y),
                     static_cast<unsigned>(row / launch.grid.y)};
     }
+}
+
+inline void run_block(const Launch& launch, uint64_t number) {
+    set_block_index(launch, number);
     if (fills_memory()) {
         SharedMemory::prepare(launch.shared_bytes, true);
         Symbols::of_program().fill(&threadIdx);
@@ -214,6 +226,60 @@ private:
     uint64_t blocks_, stride_ = 1, start_ = 0;
 };
 
+// A block of a cooperative launch: its threads, and while other blocks run the contents of its shared memory.
+struct Resident {
+    Block threads;
+    std::vector<char> shared;
+    bool is_recorded = false, is_over = false;
+
+    // Exchanges the saved contents with those of this worker's shared memory.
+    void exchange_shared(const Launch& launch) {
+        size_t at = 0;
+        const auto exchange = [&](const char* place, size_t bytes, const char*) {
+            if (shared.size() < at + bytes) shared.resize(at + bytes);
+            std::swap_ranges(const_cast<char*>(place), const_cast<char*>(place) + bytes, shared.data() + at);
+            at += bytes;
+        };
+        exchange(reinterpret_cast<const char*>(dynamic_shared_memory), launch.shared_bytes, "");
+        Symbols::of_program().each_array(&threadIdx, exchange);
+    }
+};
+
+// Runs the blocks of a cooperative launch in turns, each until its threads have ended or wait for the grid, on one
+// worker. starts(i): called before the i-th block starts; returns whether dev/inspect records it.
+template <class Starts> inline void run_cooperative(const Launch& launch, const BlockOrder& order, Starts starts) {
+    std::vector<Resident> residents(uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z);
+    for (uint64_t waiting = residents.size(), round = 0; waiting > 0; round++) {
+        if (waiting < residents.size())
+            die("deadlock: ", waiting, " blocks wait in grid.sync(), ", residents.size() - waiting, " have ended");
+        waiting = 0;
+        for (uint64_t i = 0; i < residents.size(); i++) {
+            Resident& resident = residents[i];
+            block = &resident.threads;
+            if (round == 0) {
+                block->prepare(launch);
+                resident.is_recorded = starts(i);
+                run_block(launch, order[i]);
+            } else {
+                resident.exchange_shared(launch);
+                set_block_index(launch, order[i]);
+                watch::resume_block(i);
+                block->resume();
+                if (background != nullptr) std::exchange(background, nullptr)->end_of_block();
+            }
+            waiting += block->is_suspended();
+            if (block->is_suspended()) {
+                watch::suspend_block();
+                resident.exchange_shared(launch);
+            } else if (resident.is_recorded) {
+                watch::end_block();
+            }
+        }
+        watch::grid_completed();
+    }
+    block = nullptr;
+}
+
 #ifdef CUDA_CPU_INSPECT
 // Runs the blocks that dev/inspect selects, one after another, and calls its callbacks (watch.h). If it records some of
 // them, they run in their natural order.
@@ -234,6 +300,12 @@ inline void run_inspected_grid(const Launch& launch) {
     const uint64_t blocks = uint64_t{g.x} * g.y * g.z;
     const BlockOrder order(blocks, is_recorded ? 0 : launch.seed);
     begin(launch);
+    if (launch.cooperative)
+        return run_cooperative(launch, order, [](uint64_t i) {
+            const bool is_wanted = watch::next_block() == watch::Run::RECORDED;
+            if (is_wanted) watch::begin_block(i);
+            return is_wanted;
+        });
     for (uint64_t i = 0; i < blocks; i++) {
         const watch::Run run = watch::next_block();
         if (run == watch::Run::STOP) break;
@@ -250,6 +322,10 @@ inline void run_grid(const Launch& launch) {
     return run_inspected_grid(launch);
 #endif
     const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+    if (launch.cooperative) {
+        begin(launch);
+        return run_cooperative(launch, BlockOrder(blocks, launch.seed), [](uint64_t) { return false; });
+    }
     if (blocks == 1) {
         begin(launch);
         run_block(launch, 0);
@@ -289,13 +365,13 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
     const Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
     const size_t asked = asked_shared_bytes()[reinterpret_cast<const void*>(kernel)];
     const auto run = [grid = config->gridDim, block = config->blockDim, shared_bytes = config->dynamicSmemBytes,
-                      asked](const Call& it, const char* name) {
+                      asked, cooperative = is_cooperative(*config)](const Call& it, const char* name) {
         const void* const address = reinterpret_cast<const void*>(it.first);
         run_grid({grid, block, shared_bytes,
                   [](const void* data) {
                       std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second);
                   },
-                  &it, name, seed(), address, variant_of(it.second)});
+                  &it, name, seed(), address, variant_of(it.second), cooperative});
         // Again, because now the arrays of called functions are known.
         return shared_memory_fits(address, shared_bytes, asked) ? cudaSuccess : cudaErrorInvalidValue;
     };
@@ -312,13 +388,17 @@ inline cudaError_t launch_with(const cudaLaunchConfig_t& config, void (*kernel)(
                                std::index_sequence<numbers...>) {
     return cudaLaunchKernelEx(&config, kernel, *static_cast<std::decay_t<Parameters>*>(arguments[numbers])...);
 }
+template <class... Parameters>
+inline cudaError_t launch_by_address(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...),
+                                     void** arguments) {
+    return launch_with(config, kernel, arguments, std::index_sequence_for<Parameters...>());
+}
 }  // namespace cuda_cpu
 // arguments: the address of each argument.
 template <class... Parameters>
 inline cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
                                     size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
-    return cuda_cpu::launch_with({grid, block, shared_bytes, stream, nullptr, 0}, kernel, arguments,
-                                 std::index_sequence_for<Parameters...>());
+    return cuda_cpu::launch_by_address({grid, block, shared_bytes, stream, nullptr, 0}, kernel, arguments);
 }
 // A pointer without the parameters' types is not enough here. rewrite.py removes a cast from the call's first argument.
 cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) = delete;
@@ -1119,10 +1199,10 @@ struct cudaDeviceProp {
     size_t memPitch, textureAlignment;
     int canMapHostMemory, concurrentKernels, asyncEngineCount, deviceOverlap, unifiedAddressing, managedMemory;
     int concurrentManagedAccess, streamPrioritiesSupported, globalL1CacheSupported, localL1CacheSupported;
-    int computePreemptionSupported, memoryPoolsSupported;
+    int computePreemptionSupported, memoryPoolsSupported, cooperativeLaunch;
     // What this device does not have: 0.
     int computeMode, integrated, ECCEnabled, kernelExecTimeoutEnabled, tccDriver, isMultiGpuBoard, multiGpuBoardGroupID;
-    int pciBusID, pciDeviceID, pciDomainID, hostNativeAtomicSupported, pageableMemoryAccess, cooperativeLaunch;
+    int pciBusID, pciDeviceID, pciDomainID, hostNativeAtomicSupported, pageableMemoryAccess;
     int pageableMemoryAccessUsesHostPageTables, directManagedMemAccessFromHost, cooperativeMultiDeviceLaunch;
     int singleToDoublePrecisionPerfRatio, persistingL2CacheMaxSize, accessPolicyMaxWindowSize;
 };
@@ -1197,7 +1277,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     for (int* feature : {&p.canMapHostMemory, &p.concurrentKernels, &p.asyncEngineCount, &p.deviceOverlap,
                          &p.unifiedAddressing, &p.managedMemory, &p.concurrentManagedAccess,
                          &p.streamPrioritiesSupported, &p.globalL1CacheSupported, &p.localL1CacheSupported,
-                         &p.computePreemptionSupported, &p.memoryPoolsSupported})
+                         &p.computePreemptionSupported, &p.memoryPoolsSupported, &p.cooperativeLaunch})
         *feature = 1;
     if (card() != nullptr) describe_card(p, *card());
     else describe_processor(p);
@@ -1363,6 +1443,23 @@ inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* threads, K
     return cudaOccupancyMaxPotentialBlockSizeVariableSMem(grid, threads, kernel, [=](int) { return shared_bytes; },
                                                           limit);
 }
+
+// Launches a kernel whose blocks can wait for each other: all must be resident at once.
+template <class Kernel>
+inline cudaError_t cudaLaunchCooperativeKernel(Kernel* kernel, dim3 grid, dim3 block, void** arguments,
+                                               size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+    using namespace cuda_cpu;
+    int blocks = 0, processors = 0;
+    const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &blocks, kernel, static_cast<int>(block.x * block.y * block.z), shared_bytes);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, current_device);
+    if (error == cudaSuccess && card() != nullptr && uint64_t{grid.x} * grid.y * grid.z > uint64_t(blocks) * processors)
+        return report(cudaErrorCooperativeLaunchTooLarge);
+    cudaLaunchAttribute cooperative{cudaLaunchAttributeCooperative, {1}};
+    return launch_by_address({grid, block, shared_bytes, stream, &cooperative, 1}, kernel, arguments);
+}
+cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) =
+    delete;
 
 #define CUDART_VERSION 13000  // the CUDA version whose API these headers follow
 inline cudaError_t cudaRuntimeGetVersion(int* version) { return cuda_cpu::set_result(version, CUDART_VERSION); }

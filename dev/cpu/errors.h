@@ -34,6 +34,7 @@
     ERROR(cudaErrorHostMemoryNotRegistered, 713, "pointer does not correspond to a registered memory region")         \
     ERROR(cudaErrorMisalignedAddress, 716, "misaligned address")                                                      \
     ERROR(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                                  \
+    ERROR(cudaErrorCooperativeLaunchTooLarge, 720, "too many blocks in cooperative launch")                           \
     ERROR(cudaErrorNotSupported, 801, "operation not supported")                                                      \
     ERROR(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")                 \
     ERROR(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture")          \

@@ -28,7 +28,7 @@ import sys
 NOT_EMULATED = "{}: {} not emulated; dev/cpu/README.md lists the limits"
 # included files
 HEADERS = {r"mma\.h": "wmma is",
-           r"(cub|thrust|cuda|nv|cutlass|cute|cccl)/.*": "CUB, Thrust, libcu++ and CUTLASS are",
+           r"(cub|thrust|cuda|nv|cutlass|cute|cccl)/.*": "this part of CUB, Thrust, libcu++ or CUTLASS is",
            r"(cublas(_api|Xt)?|cu(rand|fft|sparse|solver|dnn|pti|file)\w*|np+\w*|nvrtc|nv[jJ]\w+|nvml|nvblas|nvperf\w*"
            r"|cudalibxt|cuComplex)\.h": "this library is",
            r"cuda_awbarrier\w*\.h": "experimental barriers are",
@@ -37,11 +37,18 @@ HEADERS = {r"mma\.h": "wmma is",
            r"(cuda_\w+_interop|cuda(EGL|GL|VDPAU)\w*)\.h": "graphics libraries are"}
 # names
 NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces are", "cudaArray_t": "CUDA arrays are",
-         "cudaLaunchCooperativeKernel": "grid barriers are", "__cluster_dims__": "clusters are",
-         "asm": "inline PTX is"}
+         "__cluster_dims__": "clusters are", "asm": "inline PTX is",
+         **dict.fromkeys("DeviceAdjacentDifference DeviceFor DeviceHistogram DeviceMemcpy DeviceMergeSort "
+                         "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan DeviceSegmentedReduce "
+                         "DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(), "device-wide CUB is"),
+         **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockMergeSort "
+                         "BlockRadixSort BlockShuffle WarpExchange WarpMergeSort".split(), "this part of CUB is")}
 
+# included files of dev/cpu whose names a pattern of HEADERS includes
+PROVIDED = {"cub/cub.cuh", "cuda/atomic"}
 # included files whose contents are in another file of dev/cpu; NVIDIA's own, if installed, would clash with it
 ELSEWHERE = {r"cooperative_groups/(reduce|scan|memcpy_async)\.h": "cooperative_groups.h",
+             r"cub/(block|warp|thread|util)\w*(/\w+)?\.cuh": "cub/cub.cuh", r"cuda/std/atomic": "cuda/atomic",
              r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
              r"(crt/.*|(builtin|device|driver|library|vector)_types|(math|vector|device|driver|common)_functions"
              r"|device_(atomic|double)_functions|cuda_(device_runtime_api|occupancy|profiler_api|stdint)|cudaProfiler"
@@ -256,8 +263,8 @@ class Kernel:
                           for p in self.parameters)
         used = ", ".join(p.use() for p in self.parameters)
         return (f" {head}{'static ' if self.is_static else ''}inline void cuda_cpu_launch_{self.name}"
-                f"(::cuda_cpu::Configuration cuda_cpu_configuration{declared}) {{ ::cuda_cpu::launch(static_cast<void (*)({types})>({kernel}), "
-                f"cuda_cpu_configuration)({used}); }}")
+                f"(::cuda_cpu::Configuration cuda_cpu_configuration{declared}) {{ "
+                f"::cuda_cpu::launch(static_cast<void (*)({types})>({kernel}), cuda_cpu_configuration)({used}); }}")
 
 
 def start_of_specifiers(tokens, i):
@@ -328,6 +335,8 @@ class File:
                               for table in (ELSEWHERE, HEADERS))
         if place is not None:
             self.includes.append((rest[0].at, rest[-1].end, place))
+        elif spelled in PROVIDED:
+            return
         elif elsewhere:
             self.edit(rest[0].at, rest[-1].end, f"<{elsewhere}>")
         elif feature:
@@ -387,7 +396,7 @@ class File:
                     self.rewrite_shared(tokens, i, is_file)
                 elif token.text == "__noinline__" and tokens.text(i - 1) != "(":
                     self.edit(token.at, token.end, "__attribute__((noinline))")
-                elif token.text == "cudaLaunchKernel" and tokens.text(i + 1) == "(":
+                elif token.text in ("cudaLaunchKernel", "cudaLaunchCooperativeKernel") and tokens.text(i + 1) == "(":
                     self.remove_cast(tokens, i + 2)
         pieces, at = [], 0
         for begin, end, text in sorted(self.edits, key=lambda e: (e[0], e[1])):

@@ -1,8 +1,10 @@
 // Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the
 // options of testing.h the program runs as the child process of a test: see run_as_child().
 #include <cooperative_groups.h>
+#include <cub/cub.cuh>
 #include <cublas_v2.h>
 #include <cuda.h>
+#include <cuda/atomic>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -366,6 +368,129 @@ static bool primitives_copy() {
     });
     return out.each([](size_t i, double x) { return x == (i < 32 ? 32. - i : i < 64 ? 96. - i : 0); });
 }
+// Reductions and scans of THREADS threads in a block of two dimensions, with 1 and with 3 values per thread.
+template <int THREADS> static bool cub_is_right() {
+    constexpr int half = THREADS / 2, count = 3 * THREADS;
+    const auto sum_below = [](int n) { return n * (n - 1) / 2; };
+    Array<int> out(THREADS);
+    run({1, dim3(half, 2)}, [=, out = out.data] {
+        using Reduce = cub::BlockReduce<int, half, cub::BLOCK_REDUCE_WARP_REDUCTIONS, 2>;
+        using Scan = cub::BlockScan<int, half, cub::BLOCK_SCAN_WARP_SCANS, 2>;
+        using Best = cub::KeyValuePair<int, float>;
+        using ReduceBest = cub::BlockReduce<Best, half, cub::BLOCK_REDUCE_RAKING, 2>;
+        __shared__ union { typename Reduce::TempStorage reduce; typename Scan::TempStorage scan; } storage;
+        __shared__ typename ReduceBest::TempStorage best_storage;
+        const int t = static_cast<int>(threadIdx.x + half * threadIdx.y);
+        int three[3] = {3 * t, 3 * t + 1, 3 * t + 2}, result = 0, total = 0, results[3];
+        bool right = true;
+        const auto holds_in_first = [&](int found, int expected) {
+            right = right && (t != 0 || found == expected);
+            __syncthreads();
+        };
+        holds_in_first(Reduce(storage.reduce).Sum(t), sum_below(THREADS));
+        holds_in_first(Reduce(storage.reduce).Sum(three), sum_below(count));
+        holds_in_first(Reduce(storage.reduce).Reduce(7 - t, cub::Max(), THREADS - 5), 7);
+        holds_in_first(Reduce(storage.reduce).Sum(t, THREADS - 5), sum_below(THREADS - 5));
+        holds_in_first(ReduceBest(best_storage).Reduce(Best{t, float(t % 11)}, cub::ArgMax()).key, 10);
+        Scan(storage.scan).InclusiveSum(t, result, total);
+        right = right && result == sum_below(t + 1) && total == sum_below(THREADS);
+        __syncthreads();
+        Scan(storage.scan).ExclusiveSum(three, results);
+        right = right && results[0] == sum_below(3 * t) && results[2] == sum_below(3 * t + 2);
+        __syncthreads();
+        Scan(storage.scan).ExclusiveScan(t == 9 ? 50 : 1, result, -1, cub::Max());
+        out[t] = right && result == (t == 0 ? -1 : t <= 9 ? 1 : 50);
+    });
+    return out.all_are(1);
+}
+// Loads 4 elements per thread, of which the last 3 do not exist, and stores twice their value.
+template <cub::BlockLoadAlgorithm LOAD, cub::BlockStoreAlgorithm STORE> static bool cub_copies() {
+    Array<int> in(256), out(256), right(64);
+    for (size_t i = 0; i < 256; i++) in[i] = static_cast<int>(i);
+    run({1, 64}, [in = in.data, out = out.data, right = right.data] {
+        using Load = cub::BlockLoad<int, 64, 4, LOAD>;
+        using Store = cub::BlockStore<int, 64, 4, STORE>;
+        __shared__ union { typename Load::TempStorage load; typename Store::TempStorage store; } storage;
+        int items[4];
+        Load(storage.load).Load(in, items, 253, -5);
+        __syncthreads();
+        right[threadIdx.x] = items[3];
+        for (int& item : items) item *= 2;
+        Store(storage.store).Store(out, items, 253);
+    });
+    constexpr bool striped = LOAD == cub::BLOCK_LOAD_STRIPED;
+    return out.each([](size_t i, int x) { return x == (i < 253 ? static_cast<int>(2 * i) : 0); }) &&
+           right.each([](size_t t, int x) {
+               const size_t at = striped ? 192 + t : 4 * t + 3;
+               return x == (at < 253 ? static_cast<int>(at) : -5);
+           });
+}
+static bool cub_warps_are_right() {
+    Array<int> out(64);
+    run({1, 64}, [out = out.data] {
+        using Reduce = cub::WarpReduce<int, 8>;
+        using Scan = cub::WarpScan<int>;
+        __shared__ Reduce::TempStorage reduce[8];
+        __shared__ Scan::TempStorage scan[2];
+        const int t = static_cast<int>(threadIdx.x), lane = t % 32, first = t / 8 * 8;
+        const int sum = Reduce(reduce[t / 8]).Sum(t), least = Reduce(reduce[t / 8]).Reduce(-t, cub::Min(), 5);
+        int result = 0, total = 0;
+        Scan(scan[t / 32]).ExclusiveSum(2, result, total);
+        out[t] = (t != first || (sum == 8 * first + 28 && least == -first - 4)) && result == 2 * lane && total == 64;
+    });
+    return out.all_are(1);
+}
+TEST("cub") {
+    if (WARP_SIZE == 1) return;
+    expect("BlockReduce and BlockScan: blocks of 256, 48 and 20 threads", in_every_order([] {
+               return cub_is_right<256>() && cub_is_right<48>() && cub_is_right<20>();
+           }));
+    expect("BlockLoad and BlockStore: direct, striped, transposed", in_every_order([] {
+               return cub_copies<cub::BLOCK_LOAD_DIRECT, cub::BLOCK_STORE_DIRECT>() &&
+                      cub_copies<cub::BLOCK_LOAD_STRIPED, cub::BLOCK_STORE_STRIPED>() &&
+                      cub_copies<cub::BLOCK_LOAD_VECTORIZE, cub::BLOCK_STORE_VECTORIZE>() &&
+                      cub_copies<cub::BLOCK_LOAD_TRANSPOSE, cub::BLOCK_STORE_WARP_TRANSPOSE>();
+           }));
+    expect("WarpReduce of 8 lanes, WarpScan", in_every_order(cub_warps_are_right));
+}
+
+// Blocks pass numbers to the next block, several times; shared memory and a thread's variables stay theirs.
+static void pass_on(int* numbers, int rounds, int* right) {
+    __shared__ int kept;
+    extern __shared__ float4 dynamic_shared_memory[];
+    int* const dynamic = reinterpret_cast<int*>(dynamic_shared_memory);
+    const cg::grid_group grid = cg::this_grid();
+    const unsigned t = threadIdx.x, me = static_cast<unsigned>(grid.thread_rank()), mine = blockIdx.x + 7;
+    if (t == 0) kept = static_cast<int>(mine);
+    dynamic[t] = static_cast<int>(me);
+    for (int i = 0; i < rounds; i++) {
+        const int next = numbers[(me + blockDim.x) % grid.size()];
+        grid.sync();
+        numbers[me] = next + 1;
+        cg::sync(grid);
+    }
+    right[me] = grid.is_valid() && kept == static_cast<int>(mine) && dynamic[t] == static_cast<int>(me);
+}
+static bool grids_wait() {
+    Array<int> numbers(5 * 48), right(5 * 48);
+    for (size_t i = 0; i < numbers.size; i++) numbers[i] = static_cast<int>(i);
+    int rounds = 3;
+    void* arguments[] = {&numbers.data, &rounds, &right.data};
+    const cudaError_t error = cudaLaunchCooperativeKernel(pass_on, 5, 48, arguments, 48 * sizeof(int));
+    cudaDeviceSynchronize();
+    return error == cudaSuccess && right.all_are(1) && numbers.each([](size_t i, int x) {
+        return x == static_cast<int>((i + 3 * 48) % 240) + 3;
+    });
+}
+TEST("grids") {
+    expect("grid.sync() waits for all blocks; shared memory and variables are kept", in_every_order(grids_wait));
+    expect("a cooperative launch with more blocks than are resident is an error", WARP_SIZE == 1 || on("a100", [] {
+               void* arguments[] = {nullptr, nullptr, nullptr};
+               return cudaLaunchCooperativeKernel(pass_on, 108 * 2 + 1, 1024, arguments) ==
+                      cudaErrorCooperativeLaunchTooLarge;
+           }));
+}
+
 TEST("groups") {
     if (WARP_SIZE == 1) return;
     expect("__activemask has the lanes of a branch and of a loop; other threads may wait at a barrier or in a loop",
@@ -402,6 +527,14 @@ static int run_fatal_error(const std::string& what) {
     volatile int past = 16;   // AddressSanitizer does not check a constant index into an array of known size
     if (what == "shared")
         run({1, 1, 64}, [i = int{past}] { reinterpret_cast<volatile float*>(dynamic_shared_memory)[i] = 1; });
+    cudaLaunchAttribute cooperative{cudaLaunchAttributeCooperative, {1}};
+    cuda_cpu::Configuration five_blocks(5, 2);
+    five_blocks.attrs = &cooperative;
+    five_blocks.numAttrs = what == "ordinary" ? 0 : 1;
+    if (what == "ordinary" || what == "some_blocks")
+        run(five_blocks, [] {
+            if (blockIdx.x != 2) cg::this_grid().sync();
+        });
     if (what == "trap") run({1, 1}, [] { __trap(); });
     if (what == "global") run({1, 1}, [=] { out[100] = 1; });
     return 0;
@@ -416,6 +549,9 @@ TEST("fatal errors") {
                            "  threads 5: in __shfl_xor_sync with mask 0xffffffff\n  threads 64-95: ended",
                            "deadlock") &&
                    child_fails(1, "kernel half_wait, block (", "deadlock"));
+    expect("grid.sync() reports a launch that is not cooperative, and blocks that have ended",
+           child_fails(1, "grid.sync() in a launch without cudaLaunchCooperativeKernel", "ordinary") &&
+               child_fails(1, "deadlock: 4 blocks wait in grid.sync(), 1 have ended", "some_blocks"));
     expect("__trap ends the program", child_fails(1, "1 x 1 x 1 threads: __trap\n", "trap"));
 #ifdef __SANITIZE_ADDRESS__
     expect("AddressSanitizer finds a write past the launch's shared memory",
@@ -2175,7 +2311,40 @@ template <class T> static bool sums_of(T value) {
     return each_once;
 }
 
+// The operations of cuda::atomic_ref and cuda::atomic on one number.
+template <class T> static bool atomic_types_are_right() {
+    T number = 5, expected = 4;
+    const cuda::atomic_ref<T, cuda::thread_scope_device> r(number);
+    bool right = r.fetch_add(3, cuda::memory_order_relaxed) == 5 && r.load(cuda::memory_order_acquire) == 8 &&
+                 r.fetch_sub(1) == 8 && r.fetch_max(20) == 7 && r.fetch_min(6) == 20 && r.exchange(9) == 6 &&
+                 !r.compare_exchange_strong(expected, 1) && expected == 9 && r.compare_exchange_weak(expected, 1) &&
+                 ++r == 2 && r-- == 2 && (r += 10) == 11 && r == 11 && number == 11;
+    r.store(3, cuda::memory_order_release);
+    cuda::std::atomic<T> value(7);
+    return right && number == 3 && value++ == 7 && (value = 2) == 2 && value.fetch_add(4) == 2 && value == 6;
+}
+// One thread publishes data for the others, which wait for a flag.
+static bool flags_order_data() {
+    Array<int> out(64);
+    run({1, 64}, [out = out.data] {
+        __shared__ int data;
+        __shared__ cuda::atomic<int, cuda::thread_scope_block> flag;
+        if (threadIdx.x == 0) flag.store(0);
+        __syncthreads();
+        if (threadIdx.x == 40) {
+            data = 7;
+            flag.store(1, cuda::memory_order_release);
+        }
+        flag.wait(0, cuda::memory_order_acquire);
+        out[threadIdx.x] = data;
+    });
+    return out.all_are(7);
+}
+
 TEST("atomics") {
+    expect("cuda::atomic_ref and cuda::atomic: operations on int, unsigned long long, float; a thread waits for a flag",
+           atomic_types_are_right<int>() && atomic_types_are_right<unsigned long long>() &&
+               atomic_types_are_right<float>() && in_every_order(flags_order_data));
     expect("each atomicAdd returns a different sum, for int, unsigned, unsigned long long, float, double, bfloat16",
            sums_of<int>(2) && sums_of<unsigned>(3) && sums_of<unsigned long long>(1ull << 40) && sums_of<float>(0.5f) &&
                sums_of<double>(0.125) &&

@@ -385,7 +385,10 @@ OTHERS = {"ptx.cu": """
 NOT_EMULATED = {
     "inline PTX": ('__global__ void k() { asm("trap;"); }', "asm: inline PTX is not emulated; dev/cpu/README.md lists"),
     "wmma": ("#include <mma.h>", "mma.h: wmma is not emulated"),
-    "libcu++": ('#  include "cuda/std/atomic" // needed', "cuda/std/atomic: CUB, Thrust, libcu++ and CUTLASS are not"),
+    "libcu++": ('#  include "cuda/std/array" // needed',
+                "cuda/std/array: this part of CUB, Thrust, libcu++ or CUTLASS is"),
+    "device-wide CUB": ("void* p = (void*)cub::DeviceReduce::Sum;",
+                        "DeviceReduce: device-wide CUB is not emulated"),
     "a library": ("#include <cufft.h>", "cufft.h: this library is not emulated"),
     "random numbers": ("#include <curand_kernel.h>", "curand_kernel.h: this library is not emulated"),
     "textures": ("__global__ void k(cudaTextureObject_t t) {}", "cudaTextureObject_t: textures are not emulated")}

@@ -87,6 +87,11 @@ void shared_array(const void* place, size_t bytes, const char* name);   // a __s
 // A variable of the program. name: mangled; empty: not the user's
 void variable(const void* place, size_t bytes, const char* name, bool is_writable);
 #endif
+CUDA_CPU_CALLBACK(void, end_block())
+// Blocks of a cooperative launch run in turns, each until it waits for the grid; completed: all blocks do.
+CUDA_CPU_CALLBACK(void, suspend_block())
+CUDA_CPU_CALLBACK(void, resume_block(uint64_t number))
+CUDA_CPU_CALLBACK(void, grid_completed())
 CUDA_CPU_CALLBACK(bool, only_counts())                    // long operations are counted but not executed
 CUDA_CPU_CALLBACK(void, fatal_error(const char* text))    // the program is about to end
 CUDA_CPU_CALLBACK(void, allocated(const void* place, size_t bytes))
@@ -103,7 +108,7 @@ CUDA_CPU_CALLBACK(bool, is_removed(const char* name, const void* site))
 // ---- synchronisation
 CUDA_CPU_CALLBACK(void, barrier_completed(const char* name))
 CUDA_CPU_CALLBACK(void, collective_completed(unsigned first_thread, unsigned lanes, const char* name))
-CUDA_CPU_CALLBACK(void, fence())                          // __threadfence
+CUDA_CPU_CALLBACK(void, fence(bool of_block))             // __threadfence, __threadfence_block
 CUDA_CPU_CALLBACK(void, proxy_fence())
 CUDA_CPU_CALLBACK(void, mbarrier_initialised(const void* barrier, const void* site))
 // of an mbarrier or a named barrier

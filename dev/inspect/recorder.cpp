@@ -367,7 +367,8 @@ struct PendingCopy {
 
 struct Thread {
     Clock clock, fenced;     // fenced: accesses that are visible to TMA and wgmma (after fence.proxy.async)
-    Clock released;          // clock at the last __threadfence; blocks that see a later atomic acquire it
+    // clock at the last __threadfence, or __threadfence_block; blocks or threads that see a later atomic acquire it
+    Clock released, released_in_block;
     Tick own = 1;
     Clock passed;            // latest step of each thread that has certainly executed; says nothing about visibility
     Tick step = 1;
@@ -461,12 +462,24 @@ static std::vector<Thread> threads{1};
 static std::vector<uint16_t> written;            // per granule of shared memory: one bit per byte
 static std::map<const void*, Sync> syncs;
 static std::map<unsigned, Clock> acquired;       // clocks of other blocks, received through atomics
+static std::map<std::pair<Space, uint64_t>, Clock> released_in_block;   // by address of an atomic
 static std::vector<Box> boxes;
 static std::vector<WgmmaProduct> wgmmas;
 static std::vector<Tick> wgmma_ticks;            // per warp: completed wgmma
 static std::vector<std::vector<Queued>> queues;  // per warp: requests since the last barrier
 static size_t queued_requests;                   // of all warps
 static std::vector<uint32_t> rounds, exchanges;  // per warp: rounds and collectives since the last barrier
+
+// ---- blocks of a cooperative launch
+struct Suspended {
+    std::vector<Thread> threads;
+    std::vector<uint16_t> written;
+    std::map<const void*, Sync> syncs;
+    std::map<unsigned, Clock> acquired;
+    Shadow shadow;
+};
+static std::map<unsigned, Suspended> suspended;
+static std::map<unsigned, Clock> arriving, at_grid_barrier;   // by block, at the grid's next and at its last barrier
 
 // Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
 // instrumented copies.
@@ -487,6 +500,13 @@ static void end_program(const std::string& ended) {
     write(ended);
     fflush(stdout);
     _Exit(0);
+}
+
+// An atomic store does not read what it replaces.
+static void overwritten(const volatile void* address, size_t bytes) {
+    const Place place = memory.find(const_cast<const void*>(address));
+    if (recording && place.space == Space::SHARED)
+        written[place.at / GRANULE] |= static_cast<uint16_t>(((1u << bytes) - 1) << place.at % GRANULE);
 }
 
 // ==== races ==============================================================================================
@@ -514,8 +534,11 @@ static bool happens_before(const Entry& entry, Space space, const NewAccess& lat
     };
     if (space == Space::GLOBAL && entry.block != block) {
         *why = "blocks of one launch are not ordered";
-        const auto found = acquired.find(entry.block);
-        return found != acquired.end() && covers(found->second);
+        const auto in = [&](const std::map<unsigned, Clock>& clocks) {
+            const auto found = clocks.find(entry.block);
+            return found != clocks.end() && covers(found->second);
+        };
+        return in(acquired) || in(at_grid_barrier);
     }
     *why = "no synchronisation between them";
     if (!later.moment.covers(entry.first_actor, entry.lanes, entry.tick)) return false;
@@ -532,8 +555,8 @@ static void add(Hazards& hazards, Space space, uint64_t at, const Side& later, c
 }
 
 static void report_race(Space space, uint64_t at, const Entry& entry, const NewAccess& later, const char* why) {
-    const Access access = later.kind == Kind::READ ? Access::LOAD : Access::STORE;
-    const Access other = entry.kind == Kind::READ ? Access::LOAD : Access::STORE;
+    const Access access = is_read(later.kind) ? Access::LOAD : Access::STORE;
+    const Access other = is_read(entry.kind) ? Access::LOAD : Access::STORE;
     unsigned lane = static_cast<unsigned>(__builtin_ctz(entry.lanes));
     for (uint32_t rest = entry.lanes; rest != 0; rest &= rest - 1) {   // report a lane that is not ordered
         Entry alone = entry;
@@ -570,7 +593,7 @@ static void check_written(uint64_t granule, uint16_t mask, const NewAccess& late
         const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
         add(kernel->uninitialised, Space::SHARED, at, {later.site, Access::LOAD, later.thread, block}, {}, "");
     }
-    if (later.kind != Kind::READ) written[granule] |= mask;
+    if (!is_read(later.kind)) written[granule] |= mask;
 }
 
 static void touch_granule(Space space, uint64_t granule, uint16_t mask, const NewAccess& later) {
@@ -584,8 +607,8 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
     shadow.visit(granule, [&](Entry& entry) {
         if (entry.block != block && entry.kind == Kind::READ && later.kind == Kind::READ)
             return keep_of_others(others, entry);
-        const bool conflict = (entry.bytes & mask) != 0 && (entry.kind != Kind::READ || later.kind != Kind::READ) &&
-                              !(entry.kind == Kind::ATOMIC && later.kind == Kind::ATOMIC);
+        const bool conflict = (entry.bytes & mask) != 0 && !(is_read(entry.kind) && is_read(later.kind)) &&
+                              !(is_atomic(entry.kind) && is_atomic(later.kind));
         const bool is_of_warp = entry.first_actor == first_actor && entry.block == block;
         if (is_of_warp && entry.kind == later.kind && entry.tick == later.tick) {
             const bool same_again = entry.lanes == lanes && (mask & ~entry.bytes) == 0;
@@ -658,7 +681,13 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
             if (other != block) acquired[other] = join(acquired[other], clock);
         if (t.released != nullptr) by_block[block] = join(by_block[block], t.released);
     }
-    const Kind kind = by == By::ATOMIC ? Kind::ATOMIC : access == Access::STORE ? Kind::WRITE : Kind::READ;
+    if (by == By::ATOMIC) {
+        Clock& here = released_in_block[{place.space, place.at}];
+        t.clock = join(t.clock, here);
+        here = join(here, t.released_in_block);
+    }
+    const bool is_load = access == Access::LOAD;
+    const Kind kind = by == By::ATOMIC ? is_load ? Kind::ATOMIC_READ : Kind::ATOMIC : is_load ? Kind::READ : Kind::WRITE;
     touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
 }
 
@@ -1056,6 +1085,7 @@ bool begin_launch(const LaunchShape& shape) {
     kernel->recorded = true;
     global_shadow.clear();
     released.clear();
+    at_grid_barrier.clear();
     atomics.clear();
     kernel->wave = std::min(kernel->blocks(), resident_blocks() * card_->multiprocessors);
     l2.reset(card_->l2_bytes, kernel->wave);
@@ -1098,6 +1128,7 @@ void begin_block(uint64_t number) {
     std::fill(written.begin(), written.end(), 0);
     syncs.clear();
     acquired.clear();
+    released_in_block.clear();
     boxes.clear();
     wgmmas.clear();
     wgmma_ticks.assign(threads_in_block / LANES + 1, 0);
@@ -1119,9 +1150,12 @@ static double hot_atomics() {
     return most;
 }
 
+static void complete_copies(size_t count, Tick tick);
 void end_block() {
-    drain();
     recording = false;
+    for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);
+    current = 0;
+    drain();
     kernel->recorded_blocks++;
     kernel->numbers.push_back(block);
     kernel->arrays.insert(memory.accessed.begin(), memory.accessed.end());
@@ -1211,17 +1245,19 @@ static void pass(const std::vector<unsigned>& group) {
 // Synchronises these threads: each gets the maximum of their clocks.
 static void meet(const std::vector<unsigned>& group) {
     std::vector<Moment> moments;
-    Clock fenced, released;
+    Clock fenced, released, released_in_block;
     for (unsigned t : group) {
         moments.push_back(moment_of(t));
         fenced = join(fenced, threads[t].fenced);
         released = join(released, threads[t].released);
+        released_in_block = join(released_in_block, threads[t].released_in_block);
     }
     const Clock all = join(moments, actors());
     for (unsigned t : group) {
         threads[t].clock = all;
         threads[t].fenced = fenced;
         threads[t].released = released;
+        threads[t].released_in_block = released_in_block;
         threads[t].own++;
         threads[t].registers.drop_all();
     }
@@ -1238,6 +1274,30 @@ void barrier_completed(const char*) {
     drain();
     kernel->totals.barriers++;
 }
+
+// The block waits for the grid: as at __syncthreads, but other blocks run until it resumes.
+void suspend_block() {
+    if (!recording) return;
+    barrier_completed("grid.sync");
+    recording = false;
+    arriving[block] = threads[0].clock;
+    suspended[block] = {std::move(threads), written, std::move(syncs), std::move(acquired), std::move(shared_shadow)};
+}
+void resume_block(uint64_t number) {
+    const auto found = suspended.find(static_cast<unsigned>(number));
+    if (found == suspended.end()) return;
+    block = found->first;
+    Suspended& state = found->second;
+    threads = std::move(state.threads);
+    written = std::move(state.written);
+    syncs = std::move(state.syncs);
+    acquired = std::move(state.acquired);
+    shared_shadow = std::move(state.shadow);
+    suspended.erase(found);
+    l1.reset(l1_bytes_per_block());
+    recording = true;
+}
+void grid_completed() { at_grid_barrier = std::exchange(arriving, {}); }
 
 // Shuffles, votes and __syncwarp order the accesses of the lanes; tensor-core instructions do not.
 void collective_completed(unsigned first, unsigned lanes, const char* name) {
@@ -1257,11 +1317,12 @@ void collective_completed(unsigned first, unsigned lanes, const char* name) {
     if (queued_requests > most) count_queued();
 }
 
-// __threadfence
-void fence() {
+// __threadfence, __threadfence_block
+void fence(bool of_block) {
     if (!recording) return;
     const Pause pause;
-    me().released = join({moment_of(current)}, actors());
+    me().released_in_block = join({moment_of(current)}, actors());
+    if (!of_block) me().released = me().released_in_block;
     me().own++;
     me().registers.drop_all();
 }
@@ -1488,8 +1549,6 @@ void special_function() {
 
 // Ends the block that runs when the program ends. Pending asynchronous accesses are recorded as never waited for.
 static void end_unfinished_block() {
-    for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);
-    current = 0;
     recording = true;
     for (unsigned i = 0; i < wgmmas.size(); i++)
         if (!wgmmas[i].b.empty()) wgmma_completed(i);
@@ -1637,11 +1696,12 @@ extern "C" void __tsan_func_exit() { cuda_cpu::watch::left(); }
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 
-static void accessed_atomically(const volatile void* place, size_t bytes, const void* pc) {
-    cuda_cpu::watch::access(Access::STORE, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
+static void accessed_atomically(const volatile void* place, size_t bytes, const void* pc,
+                                Access access = Access::STORE) {
+    cuda_cpu::watch::access(access, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
 }
 
-// Atomic loads are not recorded: dev/cpu implements some atomics by a load and a compare-and-exchange loop.
+// Relaxed loads are not recorded: dev/cpu implements some atomics by a load and a compare-and-exchange loop.
 #define INSPECT_ATOMIC_OP(bits, result, name, operation, ...)                                                   \
     extern "C" result __tsan_atomic##bits##_##name(volatile uint##bits##_t* place, __VA_ARGS__, int) {          \
         accessed_atomically(place, bits / 8, __builtin_return_address(0));                                      \
@@ -1654,10 +1714,16 @@ static void accessed_atomically(const volatile void* place, size_t bytes, const 
                                                                    __ATOMIC_SEQ_CST),                           \
                       uint##bits##_t* old, uint##bits##_t value, int)
 #define INSPECT_ATOMIC(bits)                                                                                    \
-    extern "C" uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* place, int) {           \
+    extern "C" uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* place, int order) {     \
+        if (order != __ATOMIC_RELAXED)                                                                          \
+            accessed_atomically(place, bits / 8, __builtin_return_address(0), Access::LOAD);                    \
         return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                        \
     }                                                                                                           \
-    INSPECT_ATOMIC_OP(bits, void, store, __atomic_store_n(place, value, __ATOMIC_SEQ_CST), uint##bits##_t value) \
+    extern "C" void __tsan_atomic##bits##_store(volatile uint##bits##_t* place, uint##bits##_t value, int) {    \
+        cuda_cpu::watch::overwritten(place, bits / 8);                                                          \
+        accessed_atomically(place, bits / 8, __builtin_return_address(0));                                      \
+        __atomic_store_n(place, value, __ATOMIC_SEQ_CST);                                                       \
+    }                                                                                                           \
     INSPECT_ATOMIC_COMPARE(bits, compare_exchange_strong)                                                       \
     INSPECT_ATOMIC_COMPARE(bits, compare_exchange_weak)                                                         \
     INSPECT_ATOMIC_CHANGE(bits, exchange, __atomic_exchange_n)                                                  \
