@@ -26,6 +26,13 @@ import sys
 # ---- what dev/cpu does not emulate; code that #if excludes may use it
 
 NOT_EMULATED = "{}: {} not emulated; dev/cpu/README.md lists the limits"
+
+
+def error(name, feature):
+    """Returns C++ that is an error unless #if excludes it."""
+    return f'_Pragma("GCC error \\"{NOT_EMULATED.format(name, feature)}\\"") '
+
+
 # included files
 HEADERS = {r"mma\.h": "wmma is",
            r"(cub|thrust|cuda|nv|cutlass|cute|cccl)/.*": "this part of CUB, Thrust, libcu++ or CUTLASS is",
@@ -316,7 +323,7 @@ class File:
 
     def __init__(self, text, name, open_include=lambda spelled, quoted: None):
         self.source, self.name = text, name
-        self.edits, self.kernels, self.includes = [], [], []
+        self.edits, self.kernels, self.includes, self.device_code = [], [], [], []
         directives, self.tokens = {}, Tokens()
         for token in tokenize(text):
             line = self.tokens if token.directive is None else directives.setdefault(token.directive, Tokens())
@@ -343,21 +350,24 @@ class File:
             self.edit(directive.at, rest[-1].end, "error " + NOT_EMULATED.format(spelled, feature))
 
     def find_functions(self):
-        """Finds the kernels, and the names of all other functions."""
+        """Finds the kernels, the names of all other functions, and the bodies of functions that only kernels call."""
         tokens, own_places = self.tokens, set()
         for i, token in enumerate(tokens):
-            found = find_parameters(tokens, i) if token.text == "__global__" else None
+            found = find_parameters(tokens, i) if token.text in ("__global__", "__device__") else None
             if found is None:
                 continue
             name, open_, close = found
-            own_places.add(name)
             end = close + 1
             while end < len(tokens) and tokens[end].text not in ("{", ";", "}", "=", ","):
                 end = (tokens.match(end) or end) + 1 if tokens[end].text == "(" else end + 1
             if tokens.text(end) == "{":
-                end = tokens.match(end)
-            if end is not None and tokens.text(end) in ("}", ";"):
-                self.add_kernel(i, name, open_, close, end)
+                begin, end = end, tokens.match(end)
+                if end is not None and "__host__" not in (tokens.text(i - 1), tokens.text(i + 1)):
+                    self.device_code.append(range(begin, end))
+            if token.text == "__global__":
+                own_places.add(name)
+                if end is not None and tokens.text(end) in ("}", ";"):
+                    self.add_kernel(i, name, open_, close, end)
         self.functions = {tokens[i].text for i in range(len(tokens) - 1)
                           if tokens[i].kind == "name" and tokens[i + 1].text == "(" and i not in own_places}
 
@@ -411,6 +421,8 @@ class File:
             raise InvalidLaunch(f"{self.name}:{tokens[i].line}: <<<: expected a launch, "
                                 "kernel<<<grid, block>>>(arguments)")
         (open_, end), arguments = (tokens[i].at, tokens[close + 2].end), tokens[close + 3]
+        if tokens is self.tokens and any(i in body for body in self.device_code):
+            self.edit(tokens[first].at, tokens[first].at, error(tokens.text(i - 1) + "<<<>>>", "launches by kernels are"))
         if name is not None and with_launcher.get(tokens[name].text):
             self.edit(tokens[name].at, tokens[name].at, "cuda_cpu_launch_")
             self.edit(open_, tokens[i + 2].end, "(::cuda_cpu::Configuration(")
@@ -529,9 +541,8 @@ def start_of_callee(tokens, i):
 # ---- programs of several files
 
 # The names become errors.
-PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n" + "".join(
-    f'#define {name} _Pragma("GCC error \\"{NOT_EMULATED.format(name, feature)}\\"")\n'
-    for name, feature in NAMES.items()))
+PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n" +
+            "".join(f"#define {name} {error(name, feature)}\n" for name, feature in NAMES.items()))
 
 
 def needing_launchers(files):

@@ -390,6 +390,9 @@ NOT_EMULATED = {
     "device-wide CUB": ("void* p = (void*)cub::DeviceReduce::Sum;",
                         "DeviceReduce: device-wide CUB is not emulated"),
     "a library": ("#include <cufft.h>", "cufft.h: this library is not emulated"),
+    "dynamic parallelism": ("__global__ void k(); __device__ void f() { if (threadIdx.x == 0) k<<<1, 1>>>(); }",
+                            "k<<<>>>: launches by kernels are not emulated"),
+    "clusters": ("__global__ void __cluster_dims__(2, 1, 1) k() {}", "__cluster_dims__: clusters are not emulated"),
     "random numbers": ("#include <curand_kernel.h>", "curand_kernel.h: this library is not emulated"),
     "textures": ("__global__ void k(cudaTextureObject_t t) {}", "cudaTextureObject_t: textures are not emulated")}
 
