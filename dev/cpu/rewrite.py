@@ -43,11 +43,19 @@ HEADERS = {r"mma\.h": "wmma is",
            r"(cuda_)?(texture|surface)_\w*\.h": "textures and surfaces are",
            r"(cuda_\w+_interop|cuda(EGL|GL|VDPAU)\w*)\.h": "graphics libraries are"}
 # names
-NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces are", "cudaArray_t": "CUDA arrays are",
-         "__cluster_dims__": "clusters are", "asm": "inline PTX is",
+NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are", "asm": "inline PTX is",
+         "cudaLaunchAttributeClusterDimension": "clusters are", "cudaMemPool_t": "memory pools are",
+         **dict.fromkeys("cudaTextureObject_t cudaSurfaceObject_t cudaResourceDesc cudaTextureDesc cudaArray "
+                         "cudaArray_t cudaMipmappedArray_t cudaChannelFormatDesc tex1D tex1Dfetch tex2D tex3D".split(),
+                         "textures, surfaces and CUDA arrays are"),
+         **dict.fromkeys("cudaKernelNodeParams cudaMemcpyNodeParams cudaGraphAddKernelNode".split(),
+                         "graphs that are not captured are"),
+         **dict.fromkeys("cudaIpcMemHandle_t cudaIpcEventHandle_t".split(), "memory of other processes is"),
+         **dict.fromkeys("CUcontext CUdevice CUmodule CUfunction CUmemGenericAllocationHandle".split(),
+                         "most of the driver API is"),
          **dict.fromkeys("DeviceAdjacentDifference DeviceFor DeviceHistogram DeviceMemcpy DeviceMergeSort "
-                         "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan DeviceSegmentedReduce "
-                         "DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(), "device-wide CUB is"),
+                         "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan "
+                         "DeviceSegmentedReduce DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(), "device-wide CUB is"),
          **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockMergeSort "
                          "BlockRadixSort BlockShuffle WarpExchange WarpMergeSort".split(), "this part of CUB is")}
 
@@ -422,7 +430,8 @@ class File:
                                 "kernel<<<grid, block>>>(arguments)")
         (open_, end), arguments = (tokens[i].at, tokens[close + 2].end), tokens[close + 3]
         if tokens is self.tokens and any(i in body for body in self.device_code):
-            self.edit(tokens[first].at, tokens[first].at, error(tokens.text(i - 1) + "<<<>>>", "launches by kernels are"))
+            launch = tokens.text(i - 1) + "<<<>>>"
+            self.edit(tokens[first].at, tokens[first].at, error(launch, "launches by kernels are"))
         if name is not None and with_launcher.get(tokens[name].text):
             self.edit(tokens[name].at, tokens[name].at, "cuda_cpu_launch_")
             self.edit(open_, tokens[i + 2].end, "(::cuda_cpu::Configuration(")

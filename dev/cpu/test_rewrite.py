@@ -394,7 +394,8 @@ NOT_EMULATED = {
                             "k<<<>>>: launches by kernels are not emulated"),
     "clusters": ("__global__ void __cluster_dims__(2, 1, 1) k() {}", "__cluster_dims__: clusters are not emulated"),
     "random numbers": ("#include <curand_kernel.h>", "curand_kernel.h: this library is not emulated"),
-    "textures": ("__global__ void k(cudaTextureObject_t t) {}", "cudaTextureObject_t: textures are not emulated")}
+    "textures": ("__global__ void k(cudaTextureObject_t t) {}",
+                 "cudaTextureObject_t: textures, surfaces and CUDA arrays are not")}
 
 
 def test_others():
