@@ -55,7 +55,8 @@ NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are", "as
                          "most of the driver API is"),
          **dict.fromkeys("DeviceAdjacentDifference DeviceFor DeviceHistogram DeviceMemcpy DeviceMergeSort "
                          "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan "
-                         "DeviceSegmentedReduce DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(), "device-wide CUB is"),
+                         "DeviceSegmentedReduce DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(),
+                         "device-wide CUB is"),
          **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockMergeSort "
                          "BlockRadixSort BlockShuffle WarpExchange WarpMergeSort".split(), "this part of CUB is")}
 
