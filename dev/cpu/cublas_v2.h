@@ -135,7 +135,11 @@ template <class T> inline T scalar(cublasHandle_t handle, const T* place) {
 
 template <class Work> inline cublasStatus_t run(cublasHandle_t handle, Work work) {
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    const auto operation = [work] { return work(), cudaSuccess; };
+    const auto operation = [work] {
+        const DeviceWork on_device;
+        work();
+        return cudaSuccess;
+    };
     const cudaError_t error = is_deferred(handle->stream) ? submit(handle->stream, operation) : operation();
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

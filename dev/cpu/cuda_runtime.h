@@ -108,6 +108,29 @@ struct cudaFuncAttributes {
 };
 
 namespace cuda_cpu {
+// Exists while the device works: while a kernel, a copy or a library accesses device memory. In a program that
+// dev/inspect watches, the memory is protected at other times, so that an access by host code is a segmentation fault.
+// frame: the host's variables on the stack are above it; null if no kernel runs.
+class DeviceWork {
+public:
+    explicit DeviceWork(const void* frame = nullptr) {
+        if (!watch::on || depth_++ > 0) return;
+        watch::device_works(true, frame);
+        protect(PROT_READ | PROT_WRITE);
+    }
+    ~DeviceWork() {
+        if (!watch::on || --depth_ > 0) return;
+        protect(PROT_NONE);
+        watch::device_works(false, nullptr);
+    }
+    DeviceWork(const DeviceWork&) = delete;
+    static bool is_on() { return depth_ > 0; }
+
+private:
+    static void protect(int access);
+    inline static int depth_ = 0;
+};
+
 // The bytes of dynamic shared memory that cudaFuncSetAttribute was asked for, by kernel.
 inline std::unordered_map<const void*, size_t>& asked_shared_bytes() {
     static std::unordered_map<const void*, size_t> asked;
@@ -355,23 +378,29 @@ template <class... Parameters> inline watch::Variant variant_of(const std::tuple
 }
 }  // namespace cuda_cpu
 
+// (Not inlined, so that the host's variables are in frames above this one.)
 template <class... Parameters, class... Arguments>
-inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
-                                      Arguments&&... arguments) {
+__attribute__((noinline)) cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
+                                                         void (*kernel)(Parameters...), Arguments&&... arguments) {
     using namespace cuda_cpu;
+    if (launched != nullptr)
+        die("launches by kernels (dynamic parallelism) are not emulated; dev/cpu/README.md lists the limits");
     if (const cudaError_t error = check(*config, reinterpret_cast<const void*>(kernel)); error != cudaSuccess)
         return report(error);
     using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
     const Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
     const size_t asked = asked_shared_bytes()[reinterpret_cast<const void*>(kernel)];
     const auto run = [grid = config->gridDim, block = config->blockDim, shared_bytes = config->dynamicSmemBytes,
-                      asked, cooperative = is_cooperative(*config)](const Call& it, const char* name) {
+                      asked, cooperative = is_cooperative(*config)](const Call& given, const char* name) {
+        const DeviceWork work(__builtin_frame_address(0));
+        const Call it = given;  // a graph's is in the host's memory
         const void* const address = reinterpret_cast<const void*>(it.first);
         run_grid({grid, block, shared_bytes,
                   [](const void* data) {
                       std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second);
                   },
                   &it, name, seed(), address, variant_of(it.second), cooperative});
+        launched = nullptr;
         // Again, because now the arrays of called functions are known.
         return shared_memory_fits(address, shared_bytes, asked) ? cudaSuccess : cudaErrorInvalidValue;
     };
@@ -490,7 +519,9 @@ struct Heap {
     static constexpr size_t page = 2 * mib, small = 1 * mib, small_unit = 512;
     std::mutex mutex;
     Allocations allocations, pinned, symbols;  // pinned: host memory; symbols: variables used as device memory
+    Allocations managed;                       // those of the allocations that the host can access
     size_t bytes = 0, large_pages = 0, small_bytes = 0;
+    size_t shared_with_host = 0;   // copies between host and device, and allocations that both can access, so far
 
     static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
     // Adds an allocation of `size` bytes to the totals (sign 1), or subtracts it (sign -1).
@@ -510,9 +541,16 @@ inline Heap& heap() {
     return *value;
 }
 
+inline void DeviceWork::protect(int access) {
+    std::lock_guard lock(heap().mutex);
+    for (const auto& [place, bytes] : heap().allocations)
+        if (heap().managed.count(place) == 0) mprotect(const_cast<char*>(place), bytes, access);
+}
+
 // Calls work(first, count) for a range of bytes, in parallel if it is long.
 template <class Work> inline void for_bytes(size_t bytes, Work work) {
     constexpr size_t piece = 1 << 20;
+    const DeviceWork on_device;
     if (bytes <= piece) return work(0, bytes);
 #pragma omp parallel for
     for (size_t first = 0; first < bytes; first += piece) work(first, std::min(piece, bytes - first));
@@ -549,7 +587,10 @@ inline void* allocate(size_t bytes) {
     if (is_reserved(bytes)) {
         void* place = mmap(nullptr, bytes + 2 * watch::guard_bytes, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        return place == MAP_FAILED ? nullptr : static_cast<char*>(place) + watch::guard_bytes;
+        if (place == MAP_FAILED) return nullptr;
+        place = static_cast<char*>(place) + watch::guard_bytes;
+        if (watch::on && !DeviceWork::is_on()) mprotect(place, bytes, PROT_NONE);
+        return place;
     }
     void* place = nullptr;
     const bool huge = huge_pages && bytes >= 2 * huge_page;
@@ -582,7 +623,13 @@ template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) {
 constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2, cudaMemAttachSingle = 4;
 template <class T>
 inline cudaError_t cudaMallocManaged(T** address, size_t bytes, unsigned = cudaMemAttachGlobal) {
-    return cudaMalloc(address, bytes);
+    using namespace cuda_cpu;
+    const DeviceWork work;  // so that cudaMalloc does not protect the memory
+    const cudaError_t error = cudaMalloc(address, bytes);
+    std::lock_guard lock(heap().mutex);
+    heap().shared_with_host++;
+    if (*address != nullptr) heap().managed[reinterpret_cast<const char*>(*address)] = bytes;
+    return error;
 }
 
 inline cudaError_t cudaFree(void* address) {
@@ -598,6 +645,7 @@ inline cudaError_t cudaFree(void* address) {
     if (is_reserved(found->second))
         munmap(static_cast<char*>(address) - watch::guard_bytes, found->second + 2 * watch::guard_bytes);
     else free(address);
+    heap().managed.erase(found->first);
     heap().allocations.erase(found);
     return earlier;
 }
@@ -621,16 +669,18 @@ inline cudaError_t cudaFreeAsync(void* address, cudaStream_t) { return cudaFree(
 
 constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
                    cudaHostAllocWriteCombined = 4;
-// Allocates pinned memory. The flags have no effect: kernels can access all host memory here.
+// Allocates pinned memory. The flags have no effect: kernels can always access it here.
 template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes, unsigned flags = cudaHostAllocDefault) {
     using namespace cuda_cpu;
     *address = nullptr;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     if (flags > 7) return report(cudaErrorInvalidValue);
     if (bytes == 0) return cudaSuccess;
+    const DeviceWork work;  // the memory is not only the host's
     void* place = nullptr;
     if (posix_memalign(&place, 256, bytes) != 0) return report(cudaErrorMemoryAllocation);
     std::lock_guard lock(heap().mutex);
+    heap().shared_with_host++;
     heap().pinned[static_cast<const char*>(place)] = bytes;
     *address = static_cast<T*>(place);
     return cudaSuccess;
@@ -664,6 +714,8 @@ inline cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned) {
     if (address == nullptr || bytes == 0) return report(cudaErrorInvalidValue);
     if (heap().pinned.contain(address)) return report(cudaErrorHostMemoryAlreadyRegistered);
     heap().pinned[static_cast<const char*>(address)] = bytes;
+    heap().shared_with_host++;
+    watch::registered(address, bytes);
     return cudaSuccess;
 }
 inline cudaError_t cudaHostUnregister(void* address) {
@@ -671,6 +723,7 @@ inline cudaError_t cudaHostUnregister(void* address) {
     const cudaError_t earlier = run_all();
     std::lock_guard lock(heap().mutex);
     const bool found = heap().pinned.erase(static_cast<const char*>(address)) > 0;
+    watch::registered(address, 0);
     return found ? earlier : report(cudaErrorHostMemoryNotRegistered);
 }
 
@@ -704,6 +757,7 @@ inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cu
     const auto is_device = [](const void* address) { return memory_kind(address) == MemoryKind::DEVICE; };
     if (kind != cudaMemcpyDefault && (is_device(to) != to_device || is_device(from) != from_device))
         return cudaErrorInvalidValue;
+    heap().shared_with_host += is_device(to) != is_device(from);
     return fits_in_allocation(to, bytes) && fits_in_allocation(from, bytes) ? cudaSuccess : cudaErrorInvalidValue;
 }
 

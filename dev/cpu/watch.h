@@ -96,6 +96,9 @@ CUDA_CPU_CALLBACK(bool, only_counts())                    // long operations are
 CUDA_CPU_CALLBACK(void, fatal_error(const char* text))    // the program is about to end
 CUDA_CPU_CALLBACK(void, allocated(const void* place, size_t bytes))
 CUDA_CPU_CALLBACK(void, freed(const void* place))
+CUDA_CPU_CALLBACK(void, registered(const void* place, size_t bytes))   // by cudaHostRegister; 0 bytes: no longer
+// The device begins or ends to work (DeviceWork). frame: the host's variables on the stack are above it.
+CUDA_CPU_CALLBACK(void, device_works(bool begins, const void* frame))
 
 // ---- threads
 CUDA_CPU_CALLBACK(void, thread_started(unsigned thread))

@@ -20,6 +20,7 @@
 
 #define WARP_SIZE 32
 #include "../cpu/card.h"
+#include "../cpu/host_memory.h"
 
 #include "caches.h"
 #include "requests.h"
@@ -28,6 +29,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <execinfo.h>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -56,7 +58,7 @@ constexpr Limits IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};
 
 // ==== addresses ==========================================================================================
 
-enum class Space : uint8_t { OTHER, SHARED, GLOBAL, GUARD };   // GUARD: next to an allocation
+enum class Space : uint8_t { OTHER, SHARED, GLOBAL, GUARD, HOST };   // GUARD: next to an allocation
 struct Place {
     Space space;
     uint64_t at;   // offset in shared memory, or in global memory, where allocations follow one another
@@ -93,6 +95,7 @@ public:
         last_ = {};
         gaps_ = {};
     }
+    void forget_gaps() { gaps_ = {}; }   // the host may have allocated memory there
 
     Place find(const void* address) {
         const uintptr_t p = reinterpret_cast<uintptr_t>(address);
@@ -112,6 +115,7 @@ public:
             if (found.guarded().has(p)) return {is_inside ? Space::GLOBAL : Space::GUARD, found.at + p - found.begin};
         }
         if (data_.has(p)) return find_variable(p);
+        if (HostMemory::of_program().overlaps(p, 1)) return {Space::HOST, 0};
         note_gap(p / PAGE * PAGE);
         return {Space::OTHER, 0};
     }
@@ -167,7 +171,7 @@ private:
         for (const Range& array : arrays_)
             if (array.overlaps(gap)) return;
         const auto after = allocations_.lower_bound(begin + PAGE + guard_bytes);
-        if (dynamic_.overlaps(gap) || data_.overlaps(gap)) return;
+        if (dynamic_.overlaps(gap) || data_.overlaps(gap) || HostMemory::of_program().overlaps(begin, PAGE)) return;
         if (after != allocations_.begin() && std::prev(after)->second.guarded().overlaps(gap)) return;
         gaps_[begin / PAGE % gaps_.size()] = gap;
     }
@@ -428,6 +432,7 @@ static double seconds;
 static std::set<uintptr_t> removed;
 static json registers = json::object();   // the output of sass.py
 static bool is_open, is_written;
+static std::vector<uintptr_t> ended_at;   // the call stack of the host code that ended the program
 static std::chrono::steady_clock::time_point start;
 
 // ---- the program
@@ -708,6 +713,9 @@ void access(Access access, By by, const void* address, size_t bytes, const void*
         place = {Space::GUARD, memory.end_of_allocation()};   // a wide access that begins in the allocation
     if (place.space == Space::GUARD)
         return add_out_of_bounds(place, find_site(number_of(pc), 0, bytes, Space::GLOBAL, access, by), access, "");
+    if (place.space == Space::HOST)
+        return add_out_of_bounds({Space::SHARED, 0}, find_site(number_of(pc), 0, bytes, Space::SHARED, access, by),
+                                 access, "the host's memory, which a GPU cannot access");
     if (place.space == Space::OTHER) {
         unknown = {number_of(pc), bytes, access, by};
         return;
@@ -730,9 +738,20 @@ static void wrong_index(const char* type, int64_t index, const void* pc) {
     end_program("an index out of bounds");
 }
 
-// Called at a segmentation fault. Then the access is repeated and ends the program.
-static void invalid_address(int signal) {
+// Called at a segmentation fault. Then the access is repeated and ends the program. Device memory is protected while
+// host code runs.
+static void invalid_address(int signal, siginfo_t* fault, void*) {
     std::signal(signal, SIG_DFL);
+    if (const auto [space, at] = memory.find(fault->si_addr); space == Space::GLOBAL && !recording) {
+        const Memory::Range owner = memory.owner(space, at);
+        constexpr int skipped = 2;   // the frames of this function and of the signal
+        std::array<void*, 64> frames;
+        const int count = backtrace(frames.data(), static_cast<int>(frames.size()));
+        for (int i = skipped; i < count; i++) ended_at.push_back(number_of(frames[static_cast<size_t>(i)]));
+        if (!ended_at.empty()) ended_at[0]++;   // the others are return addresses, after their instructions
+        return write("host code accesses device memory, byte " + std::to_string(at - owner.at) + " of " +
+                     std::to_string(owner.bytes) + ": expected cudaMemcpy, or memory of cudaMallocManaged");
+    }
     if (recording) {
         const Pause pause;
         const uint32_t site = find_site(unknown.pc, 0, unknown.bytes, Space::SHARED, unknown.access, unknown.by);
@@ -1006,9 +1025,13 @@ static void open() {
     std::istringstream addresses(setting("INSPECT_REMOVE"));
     for (uintptr_t pc; addresses >> std::hex >> pc;) removed.insert(pc);
     if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers = json::parse(file);
-    written.assign(memory.shared_bytes() / GRANULE + 1, 0);
     atexit([] { write("at its end"); });
-    std::signal(SIGSEGV, invalid_address);
+    void* frame = nullptr;
+    backtrace(&frame, 1);   // loads libgcc, which a signal handler must not do
+    struct sigaction action = {};
+    action.sa_sigaction = invalid_address;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, nullptr);
 }
 
 static void end_if_late() {
@@ -1125,7 +1148,7 @@ void begin_block(uint64_t number) {
     threads.clear();
     threads.resize(threads_in_block);
     shared_shadow.clear();
-    std::fill(written.begin(), written.end(), 0);
+    written.assign(memory.shared_bytes() / GRANULE + 1, 0);
     syncs.clear();
     acquired.clear();
     released_in_block.clear();
@@ -1209,8 +1232,16 @@ void shared_array(const void* place, size_t bytes, const char* name) { memory.ad
 void variable(const void* place, size_t bytes, const char* name, bool is_writable) {
     memory.add_variable(place, bytes, name, is_writable);
 }
-void allocated(const void* place, size_t bytes) { memory.add_allocation(place, bytes); }
+void allocated(const void* place, size_t bytes) {
+    open();
+    memory.add_allocation(place, bytes);
+}
+void device_works(bool begins, const void* frame) {
+    HostMemory::of_program().device_works(begins, frame);
+    if (frame != nullptr) memory.forget_gaps();
+}
 void freed(const void* place) { memory.remove_allocation(place); }
+void registered(const void* place, size_t bytes) { HostMemory::of_program().registered(place, bytes); }
 
 void thread_resumed(unsigned thread) { current = thread; }
 void thread_started(unsigned thread) {
@@ -1630,7 +1661,8 @@ static void write(const std::string& ended) {
     is_written = true;
     if (std::exchange(recording, false)) end_unfinished_block();
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
-    json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"kernels", json::array()},
+    json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"ended_at", ended_at},
+                {"kernels", json::array()},
                 {"matmuls", json::array()}, {"sequence", sequence}};
     for (const auto& kernel : kernels) all["kernels"].push_back(to_json(*kernel));
     for (const Product& p : products)
