@@ -41,6 +41,7 @@ constexpr int TILE_ROW_BYTES = 128;   // of the tiles in tiles.cuh
 
 #ifdef CUDA_ON_CPU
 #include <ptx.h>
+using namespace cuda_cpu::ptx;
 #else
 
 // Returns the address of p in the shared state space, which PTX instructions take.

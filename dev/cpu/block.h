@@ -93,6 +93,7 @@ struct Launch {
     uint64_t seed;     // 0: blocks and threads run in their natural order
     const void* kernel;
     watch::Variant variant;
+    bool cooperative;  // its blocks can wait for each other
 };
 
 // The launch that this worker is running.
@@ -118,6 +119,10 @@ struct Background {
     virtual std::string state_of(const void* barrier, unsigned number) const = 0;  // for the deadlock report
 };
 inline thread_local Background* background = nullptr;  // of the current block; null if it has started no such work
+
+// The block that this worker is running; null for a block of one thread, which never waits.
+class Block;
+inline thread_local Block* block = nullptr;
 
 // Schedules the threads of a block on a worker's fibers. A thread runs until it ends or waits. Then the scheduler
 // resumes a thread that is ready, or else starts the next one. So a kernel whose threads never wait needs one fiber and
@@ -147,11 +152,29 @@ public:
     CUDA_CPU_NO_TSAN void run(uint64_t block_number) {
         const unsigned count = static_cast<unsigned>(threads_.size());
         alive_ = count;
-        votes_ = started_ = ready_first_ = ready_count_ = waiting_at_barrier_ = parked_ = 0;
+        votes_ = started_ = ready_first_ = ready_count_ = waiting_at_barrier_ = at_grid_ = parked_ = 0;
         for (unsigned t = 0; t < count; t += WARP_SIZE) warps_[t / WARP_SIZE].alive = first_lanes(count - t);
         if (launch_->seed != 0) shuffle_order(block_number);
         enter(pick());
         threads_[current_].fiber = idle_fiber();
+        running = &home_;
+        switch_to(*threads_[current_].fiber);
+    }
+
+    // Suspends the thread and, if no other one can run, the block: run() then returns. resume() continues the block.
+    void wait_for_grid() {
+        if (!launch_->cooperative) die("grid.sync() in a launch without cudaLaunchCooperativeKernel");
+        threads_[current_].waits_for = "grid.sync()";
+        at_grid_++;
+        wait();
+    }
+    bool is_suspended() const { return at_grid_ > 0; }
+    CUDA_CPU_NO_TSAN void resume() {
+        if (at_grid_ < alive_) deadlock();
+        at_grid_ = 0;
+        for (unsigned t = 0; t < threads_.size(); t++)
+            if (threads_[t].waits_for != nullptr) make_ready(t);
+        enter(pick());
         running = &home_;
         switch_to(*threads_[current_].fiber);
     }
@@ -190,11 +213,7 @@ public:
 
     // Suspends the thread until another one calls unpark(what). The deadlock report shows the number.
     void park(const char* name, const void* what, unsigned number) {
-        Thread& me = threads_[current_];
-        me.waits_for = name;
-        me.parked_at = what;
-        me.number = number;
-        parked_++;
+        park_here(name, what, number);
         wait();
     }
     // Makes the threads that are parked at `what` ready.
@@ -211,7 +230,20 @@ public:
     void yield() {
         make_ready(current_);
         yields_ = true;
+        // This thread may wait in a loop for lanes in converged(). If lanes beside them may do so too, wait longer.
+        if (parked_ > 0 && ++yields_since_release_ % 64 == 0) release_any_converged(yields_since_release_ % 65536 == 0);
         wait();
+    }
+
+    // Returns a mask of the lanes of the warp that are at this line of the program. A lane waits until all others are
+    // there too, have ended, or cannot continue: a GPU makes lanes that diverged converge again.
+    unsigned converged(const char* file, unsigned line) {
+        const unsigned place = static_cast<unsigned>(reinterpret_cast<uintptr_t>(file)) * lines_of_a_file + line;
+        Warp& warp = warps_[current_ / WARP_SIZE];
+        park_here("__activemask", &warp, place);
+        if (lanes_beside(current_) == warp.alive) release_converged(current_);
+        wait();
+        return threads_[current_].number;
     }
 
     unsigned current() const { return current_; }
@@ -237,7 +269,7 @@ private:
 
     // ---- the next thread
 
-    static constexpr unsigned no_thread = ~0u;
+    static constexpr unsigned no_thread = ~0u, lines_of_a_file = 1 << 16;
 
     void make_ready(unsigned t) {
         threads_[t].waits_for = nullptr;
@@ -269,10 +301,13 @@ private:
         return t;
     }
 
-    // Completes pending copies until a thread is ready and returns it; reports a deadlock if none becomes ready.
+    // Completes pending copies, then lets lanes converge, until a thread is ready and returns it, or no_thread if
+    // some wait for the grid; otherwise reports a deadlock.
     __attribute__((noinline, cold)) unsigned pick_later() {
         while (background != nullptr && background->advance())
             if (const unsigned t = pick(); t != no_thread) return t;
+        if (release_any_converged(true)) return pick();
+        if (at_grid_ > 0) return no_thread;
         deadlock();
     }
 
@@ -287,10 +322,59 @@ private:
         const unsigned me = current_;
         unsigned next = pick();
         if (next == no_thread) next = pick_later();
+        if (next == no_thread) return switch_to(home_);   // returns after resume()
         if (next == me) return;
         enter(next);
         if (threads_[next].fiber == nullptr) threads_[next].fiber = idle_fiber();
         switch_to(*threads_[next].fiber);
+    }
+
+    // ---- lanes that wait in converged()
+
+    void park_here(const char* name, const void* what, unsigned number) {
+        Thread& me = threads_[current_];
+        me.waits_for = name;
+        me.parked_at = what;
+        me.number = number;
+        parked_++;
+    }
+    unsigned lanes_beside(unsigned t) const {
+        unsigned lanes = 0;
+        const Warp& warp = warps_[t / WARP_SIZE];
+        for (unsigned rest = warp.alive; rest != 0; rest &= rest - 1) {
+            const Thread& other = threads_[t / WARP_SIZE * WARP_SIZE + static_cast<unsigned>(__builtin_ctz(rest))];
+            if (other.parked_at == &warp && other.number == threads_[t].number) lanes |= rest & -rest;
+        }
+        return lanes;
+    }
+    void release_converged(unsigned t) {
+        const unsigned lanes = lanes_beside(t);
+        yields_since_release_ = 0;
+        for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+            const unsigned other = t / WARP_SIZE * WARP_SIZE + static_cast<unsigned>(__builtin_ctz(rest));
+            threads_[other].parked_at = nullptr;
+            threads_[other].number = lanes;
+            parked_--;
+            make_ready(other);
+        }
+    }
+    // Makes the lanes ready that are at the lowest line, so that lanes in a loop or a branch reach those after it.
+    // at_once: also if lanes beside them can still run. Returns whether there are any.
+    bool release_any_converged(bool at_once) {
+        const auto line = [&](unsigned t) { return threads_[t].number % lines_of_a_file; };
+        unsigned found = no_thread;
+        for (unsigned t = 0; t < threads_.size(); t++)
+            if (threads_[t].parked_at == &warps_[t / WARP_SIZE] && (at_once || all_lanes_wait(t)) &&
+                (found == no_thread || line(t) < line(found)))
+                found = t;
+        if (found != no_thread) release_converged(found);
+        return found != no_thread;
+    }
+    bool all_lanes_wait(unsigned t) const {
+        for (unsigned lanes = warps_[t / WARP_SIZE].alive; lanes != 0; lanes &= lanes - 1)
+            if (threads_[t / WARP_SIZE * WARP_SIZE + static_cast<unsigned>(__builtin_ctz(lanes))].waits_for == nullptr)
+                return false;
+        return true;
     }
 
     // ---- fibers: each runs one thread after another
@@ -307,7 +391,7 @@ private:
 
     CUDA_CPU_NO_TSAN static void fiber_body(boost::context::detail::transfer_t from) {
         finish_switch(from);
-        for (Block& block = of_this_worker();;) block.run_thread();
+        for (Block& mine = *block;;) mine.run_thread();
     }
 
     CUDA_CPU_NO_TSAN void run_thread() {
@@ -424,8 +508,9 @@ private:
     Warp warps_[max_threads / WARP_SIZE];
     unsigned current_ = 0, started_ = 0, alive_ = 0;
 
-    unsigned waiting_at_barrier_ = 0, parked_ = 0;
+    unsigned waiting_at_barrier_ = 0, at_grid_ = 0, parked_ = 0;
     bool yields_ = false;
+    unsigned yields_since_release_ = 0;
     unsigned votes_ = 0, counted_ = 0;  // of a barrier that counts: so far, and of the last one
 
     uint16_t ready_[max_threads] = {};  // ring buffer of ready threads, first in, first out
@@ -437,9 +522,6 @@ private:
     std::vector<std::unique_ptr<Fiber>> fibers_;
     std::vector<Fiber*> idle_;
 };
-
-// The block that this worker is running; null for a block of one thread, which never waits.
-inline thread_local Block* block = nullptr;
 
 // ==== warp and block collectives ========================================================================
 
@@ -548,6 +630,12 @@ template <class T> inline unsigned __match_all_sync(unsigned mask, T value, int*
     const unsigned same = cuda_cpu::match("__match_all_sync", mask, value);
     *all_same = same == __ballot_sync(mask, 1);
     return *all_same ? same : 0;
+}
+
+// Returns a mask of the lanes that execute this together: those that call it from the same line.
+inline unsigned __activemask(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
+    if (WARP_SIZE == 1 || cuda_cpu::block == nullptr) return 1;
+    return cuda_cpu::block->converged(file, line);
 }
 
 // Lets other threads run: a thread that waits for another one in a loop then makes progress.

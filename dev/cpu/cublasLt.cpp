@@ -695,6 +695,7 @@ cublasStatus_t compute_d(const MatmulCall& call) {
 }
 
 cublasStatus_t multiply(const MatmulCall& call) {
+    const DeviceWork work;
 #ifdef CUDA_CPU_INSPECT
     report_product(call);
     if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;

@@ -9,24 +9,38 @@
 #pragma once
 
 #include "cuda_bf16.h"
+#include "cuda_fp16.h"
 #include "cuda_fp8.h"
 
-enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 = 29 };
-enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
-enum cublasComputeType_t { CUBLAS_COMPUTE_16F = 64, CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
-
-enum cublasStatus_t {
-    CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_INVALID_VALUE = 7,
-    CUBLAS_STATUS_EXECUTION_FAILED = 13, CUBLAS_STATUS_NOT_SUPPORTED = 15
+enum cudaDataType_t {
+    CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 = 29
 };
-inline const char* cublasGetStatusString(cublasStatus_t status) {
-    switch (status) {
-    case CUBLAS_STATUS_SUCCESS: return "success";
-    case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
-    case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
-    case CUBLAS_STATUS_EXECUTION_FAILED: return "the program failed to execute";
-    case CUBLAS_STATUS_NOT_SUPPORTED: return "the requested functionality is not supported";
-    }
+using cudaDataType = cudaDataType_t;
+using cublasDataType_t = cudaDataType_t;
+enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1, CUBLAS_OP_C = 2 };
+enum cublasComputeType_t {
+    CUBLAS_COMPUTE_16F = 64, CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_64F = 70, CUBLAS_COMPUTE_32F_FAST_16F = 74,
+    CUBLAS_COMPUTE_32F_FAST_16BF = 75, CUBLAS_COMPUTE_32F_FAST_TF32 = 77
+};
+
+#define CUBLAS_STATUSES(STATUS)                                                                               \
+    STATUS(CUBLAS_STATUS_SUCCESS, 0, "success")                                                               \
+    STATUS(CUBLAS_STATUS_NOT_INITIALIZED, 1, "the library was not initialized")                               \
+    STATUS(CUBLAS_STATUS_ALLOC_FAILED, 3, "the resource allocation failed")                                   \
+    STATUS(CUBLAS_STATUS_INVALID_VALUE, 7, "an unsupported value or parameter was passed to the function")    \
+    STATUS(CUBLAS_STATUS_ARCH_MISMATCH, 8, "a feature is absent from the device architecture")                \
+    STATUS(CUBLAS_STATUS_MAPPING_ERROR, 11, "an access to GPU memory space failed")                           \
+    STATUS(CUBLAS_STATUS_EXECUTION_FAILED, 13, "the program failed to execute")                               \
+    STATUS(CUBLAS_STATUS_INTERNAL_ERROR, 14, "an internal operation failed")                                  \
+    STATUS(CUBLAS_STATUS_NOT_SUPPORTED, 15, "the requested functionality is not supported")                   \
+    STATUS(CUBLAS_STATUS_LICENSE_ERROR, 16, "the functionality requested requires some license")
+enum cublasStatus_t { CUBLAS_STATUSES(CUDA_CPU_ENUMERATOR) };
+inline const char* cublasGetStatusName(cublasStatus_t error) {
+    CUBLAS_STATUSES(CUDA_CPU_NAME)
+    return "unknown cuBLAS status";
+}
+inline const char* cublasGetStatusString(cublasStatus_t error) {
+    CUBLAS_STATUSES(CUDA_CPU_TEXT)
     return "unknown cuBLAS status";
 }
 inline size_t cublasLtGetVersion() {
@@ -48,8 +62,13 @@ enum cublasLtEpilogue_t {
     CUBLASLT_EPILOGUE_DEFAULT = 1,
     CUBLASLT_EPILOGUE_BIAS = 4,
     CUBLASLT_EPILOGUE_GELU = 32,
+    CUBLASLT_EPILOGUE_GELU_BIAS = 32 | 4,
+    CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
     CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
     CUBLASLT_EPILOGUE_DGELU = 64 | 128,
+    CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16,
+    CUBLASLT_EPILOGUE_BGRADA = 256,
+    CUBLASLT_EPILOGUE_BGRADB = 512
 };
 
 enum cublasLtMatmulPreferenceAttributes_t {
@@ -120,7 +139,7 @@ inline int fp8_bits = static_cast<int>(number_of_environment("CUDA_CPU_FP8_BITS"
 
 inline bool is_fp8(uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
 inline size_t bytes_of(cudaDataType_t type) {
-    return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : 4;
+    return is_fp8(type) ? 1 : type == CUDA_R_16BF || type == CUDA_R_16F ? 2 : type == CUDA_R_64F ? 8 : 4;
 }
 
 // Copies an attribute's value; `bytes` must be its size.
@@ -173,6 +192,19 @@ inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout,
     return cuda_cpu::create(layout, static_cast<uint32_t>(type), rows, columns, ld);
 }
 inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return cuda_cpu::destroy(layout); }
+
+enum cublasLtMatrixLayoutAttribute_t {
+    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6
+};
+// Supports one batch only.
+inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t,
+                                                       cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                       size_t bytes) {
+    int32_t count = 1;
+    if (attribute != CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) return CUBLAS_STATUS_SUCCESS;
+    const cublasStatus_t status = cuda_cpu::set_attribute(count, value, bytes);
+    return status != CUBLAS_STATUS_SUCCESS || count == 1 ? status : CUBLAS_STATUS_NOT_SUPPORTED;
+}
 
 inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
     return cuda_cpu::create(preference);

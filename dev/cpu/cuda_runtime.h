@@ -6,10 +6,17 @@
 #pragma once
 
 #define CUDA_ON_CPU 1
+// As CUDA's headers define them: other headers, such as cuda-samples' helper_cuda.h, ask for them.
+#define __CUDA_RUNTIME_H__
+#define __DRIVER_TYPES_H__
+#define CUDART_CB
 #ifndef WARP_SIZE
 #define WARP_SIZE 32
 #endif
 static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
+namespace cuda_cpu {
+constexpr unsigned warp_size = WARP_SIZE;  // for headers that a program may include after its own WARP_SIZE
+}
 
 #include <math.h>
 #include <omp.h>
@@ -75,7 +82,11 @@ static_assert(WARP_SIZE == 1 || WARP_SIZE == 32, "WARP_SIZE must be 1 or 32");
 
 // ==== launches ==========================================================================================
 
-struct cudaLaunchAttribute;  // not emulated
+enum cudaLaunchAttributeID { cudaLaunchAttributeCooperative = 2 };   // others are not emulated
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    struct { int cooperative; } val;
+};
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
@@ -87,8 +98,39 @@ struct cudaLaunchConfig_t {
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9
 };
+enum cudaSharedCarveout {
+    cudaSharedmemCarveoutDefault = -1, cudaSharedmemCarveoutMaxL1 = 0, cudaSharedmemCarveoutMaxShared = 100
+};
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+    int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, cacheModeCA, maxDynamicSharedSizeBytes;  // 0: unknown
+    int preferredShmemCarveout;
+};
 
 namespace cuda_cpu {
+// Exists while the device works: while a kernel, a copy or a library accesses device memory. In a program that
+// dev/inspect watches, the memory is protected at other times, so that an access by host code is a segmentation fault.
+// frame: the host's variables on the stack are above it; null if no kernel runs.
+class DeviceWork {
+public:
+    explicit DeviceWork(const void* frame = nullptr) {
+        if (!watch::on || depth_++ > 0) return;
+        watch::device_works(true, frame);
+        protect(PROT_READ | PROT_WRITE);
+    }
+    ~DeviceWork() {
+        if (!watch::on || --depth_ > 0) return;
+        protect(PROT_NONE);
+        watch::device_works(false, nullptr);
+    }
+    DeviceWork(const DeviceWork&) = delete;
+    static bool is_on() { return depth_ > 0; }
+
+private:
+    static void protect(int access);
+    inline static int depth_ = 0;
+};
+
 // The bytes of dynamic shared memory that cudaFuncSetAttribute was asked for, by kernel.
 inline std::unordered_map<const void*, size_t>& asked_shared_bytes() {
     static std::unordered_map<const void*, size_t> asked;
@@ -116,6 +158,10 @@ inline void require_full_warps() {
     exit(2);
 }
 
+inline bool is_cooperative(const cudaLaunchConfig_t& config) {
+    return config.numAttrs == 1 && config.attrs->id == cudaLaunchAttributeCooperative && config.attrs->val.cooperative;
+}
+
 // Returns the error of a launch with this configuration. The limits hold for every GPU that can be emulated.
 // (Programming Guide, "Technical Specifications per Compute Capability".)
 inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel) {
@@ -127,7 +173,7 @@ inline cudaError_t check(const cudaLaunchConfig_t& config, const void* kernel) {
     if (g.x > max_blocks_x || g.y > max_blocks_yz || g.z > max_blocks_yz) return cudaErrorInvalidConfiguration;
     if (b.x > max_threads || b.y > max_threads || b.z > max_threads_z) return cudaErrorInvalidConfiguration;
     if (b.x * b.y * b.z > max_threads) return cudaErrorInvalidConfiguration;
-    if (config.numAttrs > 0) return cudaErrorNotSupported;
+    if (config.numAttrs > 0 && !is_cooperative(config)) return cudaErrorNotSupported;
     return shared_memory_fits(kernel, config.dynamicSmemBytes, asked_shared_bytes()[kernel]) ? cudaSuccess
                                                                                              : cudaErrorInvalidValue;
 }
@@ -160,8 +206,8 @@ inline void begin(const Launch& launch) {
     }
 }
 
-// Runs one block; number = blockIdx.x + gridDim.x (blockIdx.y + gridDim.y blockIdx.z).
-inline void run_block(const Launch& launch, uint64_t number) {
+// Sets blockIdx; number = blockIdx.x + gridDim.x (blockIdx.y + gridDim.y blockIdx.z).
+inline void set_block_index(const Launch& launch, uint64_t number) {
     if (launch.grid.y * launch.grid.z == 1) {
         blockIdx = {static_cast<unsigned>(number), 0, 0};
     } else {
@@ -169,6 +215,10 @@ inline void run_block(const Launch& launch, uint64_t number) {
         blockIdx = {static_cast<unsigned>(number % launch.grid.x), static_cast<unsigned>(row % launch.grid.y),
                     static_cast<unsigned>(row / launch.grid.y)};
     }
+}
+
+inline void run_block(const Launch& launch, uint64_t number) {
+    set_block_index(launch, number);
     if (fills_memory()) {
         SharedMemory::prepare(launch.shared_bytes, true);
         Symbols::of_program().fill(&threadIdx);
@@ -199,6 +249,60 @@ private:
     uint64_t blocks_, stride_ = 1, start_ = 0;
 };
 
+// A block of a cooperative launch: its threads, and while other blocks run the contents of its shared memory.
+struct Resident {
+    Block threads;
+    std::vector<char> shared;
+    bool is_recorded = false, is_over = false;
+
+    // Exchanges the saved contents with those of this worker's shared memory.
+    void exchange_shared(const Launch& launch) {
+        size_t at = 0;
+        const auto exchange = [&](const char* place, size_t bytes, const char*) {
+            if (shared.size() < at + bytes) shared.resize(at + bytes);
+            std::swap_ranges(const_cast<char*>(place), const_cast<char*>(place) + bytes, shared.data() + at);
+            at += bytes;
+        };
+        exchange(reinterpret_cast<const char*>(dynamic_shared_memory), launch.shared_bytes, "");
+        Symbols::of_program().each_array(&threadIdx, exchange);
+    }
+};
+
+// Runs the blocks of a cooperative launch in turns, each until its threads have ended or wait for the grid, on one
+// worker. starts(i): called before the i-th block starts; returns whether dev/inspect records it.
+template <class Starts> inline void run_cooperative(const Launch& launch, const BlockOrder& order, Starts starts) {
+    std::vector<Resident> residents(uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z);
+    for (uint64_t waiting = residents.size(), round = 0; waiting > 0; round++) {
+        if (waiting < residents.size())
+            die("deadlock: ", waiting, " blocks wait in grid.sync(), ", residents.size() - waiting, " have ended");
+        waiting = 0;
+        for (uint64_t i = 0; i < residents.size(); i++) {
+            Resident& resident = residents[i];
+            block = &resident.threads;
+            if (round == 0) {
+                block->prepare(launch);
+                resident.is_recorded = starts(i);
+                run_block(launch, order[i]);
+            } else {
+                resident.exchange_shared(launch);
+                set_block_index(launch, order[i]);
+                watch::resume_block(i);
+                block->resume();
+                if (background != nullptr) std::exchange(background, nullptr)->end_of_block();
+            }
+            waiting += block->is_suspended();
+            if (block->is_suspended()) {
+                watch::suspend_block();
+                resident.exchange_shared(launch);
+            } else if (resident.is_recorded) {
+                watch::end_block();
+            }
+        }
+        watch::grid_completed();
+    }
+    block = nullptr;
+}
+
 #ifdef CUDA_CPU_INSPECT
 // Runs the blocks that dev/inspect selects, one after another, and calls its callbacks (watch.h). If it records some of
 // them, they run in their natural order.
@@ -219,6 +323,12 @@ inline void run_inspected_grid(const Launch& launch) {
     const uint64_t blocks = uint64_t{g.x} * g.y * g.z;
     const BlockOrder order(blocks, is_recorded ? 0 : launch.seed);
     begin(launch);
+    if (launch.cooperative)
+        return run_cooperative(launch, order, [](uint64_t i) {
+            const bool is_wanted = watch::next_block() == watch::Run::RECORDED;
+            if (is_wanted) watch::begin_block(i);
+            return is_wanted;
+        });
     for (uint64_t i = 0; i < blocks; i++) {
         const watch::Run run = watch::next_block();
         if (run == watch::Run::STOP) break;
@@ -235,6 +345,10 @@ inline void run_grid(const Launch& launch) {
     return run_inspected_grid(launch);
 #endif
     const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+    if (launch.cooperative) {
+        begin(launch);
+        return run_cooperative(launch, BlockOrder(blocks, launch.seed), [](uint64_t) { return false; });
+    }
     if (blocks == 1) {
         begin(launch);
         run_block(launch, 0);
@@ -264,23 +378,29 @@ template <class... Parameters> inline watch::Variant variant_of(const std::tuple
 }
 }  // namespace cuda_cpu
 
+// (Not inlined, so that the host's variables are in frames above this one.)
 template <class... Parameters, class... Arguments>
-inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
-                                      Arguments&&... arguments) {
+__attribute__((noinline)) cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
+                                                         void (*kernel)(Parameters...), Arguments&&... arguments) {
     using namespace cuda_cpu;
+    if (launched != nullptr)
+        die("launches by kernels (dynamic parallelism) are not emulated; dev/cpu/README.md lists the limits");
     if (const cudaError_t error = check(*config, reinterpret_cast<const void*>(kernel)); error != cudaSuccess)
         return report(error);
     using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
     const Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
     const size_t asked = asked_shared_bytes()[reinterpret_cast<const void*>(kernel)];
     const auto run = [grid = config->gridDim, block = config->blockDim, shared_bytes = config->dynamicSmemBytes,
-                      asked](const Call& it, const char* name) {
+                      asked, cooperative = is_cooperative(*config)](const Call& given, const char* name) {
+        const DeviceWork work(__builtin_frame_address(0));
+        const Call it = given;  // a graph's is in the host's memory
         const void* const address = reinterpret_cast<const void*>(it.first);
         run_grid({grid, block, shared_bytes,
                   [](const void* data) {
                       std::apply(static_cast<const Call*>(data)->first, static_cast<const Call*>(data)->second);
                   },
-                  &it, name, seed(), address, variant_of(it.second)});
+                  &it, name, seed(), address, variant_of(it.second), cooperative});
+        launched = nullptr;
         // Again, because now the arrays of called functions are known.
         return shared_memory_fits(address, shared_bytes, asked) ? cudaSuccess : cudaErrorInvalidValue;
     };
@@ -297,13 +417,17 @@ inline cudaError_t launch_with(const cudaLaunchConfig_t& config, void (*kernel)(
                                std::index_sequence<numbers...>) {
     return cudaLaunchKernelEx(&config, kernel, *static_cast<std::decay_t<Parameters>*>(arguments[numbers])...);
 }
+template <class... Parameters>
+inline cudaError_t launch_by_address(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...),
+                                     void** arguments) {
+    return launch_with(config, kernel, arguments, std::index_sequence_for<Parameters...>());
+}
 }  // namespace cuda_cpu
 // arguments: the address of each argument.
 template <class... Parameters>
 inline cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
                                     size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
-    return cuda_cpu::launch_with({grid, block, shared_bytes, stream, nullptr, 0}, kernel, arguments,
-                                 std::index_sequence_for<Parameters...>());
+    return cuda_cpu::launch_by_address({grid, block, shared_bytes, stream, nullptr, 0}, kernel, arguments);
 }
 // A pointer without the parameters' types is not enough here. rewrite.py removes a cast from the call's first argument.
 cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) = delete;
@@ -319,9 +443,38 @@ inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attrib
     return cudaSuccess;
 }
 
+template <class Kernel> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel* kernel) {
+    using namespace cuda_cpu;
+    const void* const address = reinterpret_cast<const void*>(kernel);
+    *attributes = {};
+    attributes->sharedSizeBytes = static_shared_bytes(address);
+    attributes->maxThreadsPerBlock = max_threads;
+    attributes->preferredShmemCarveout = cudaSharedmemCarveoutDefault;
+    attributes->maxDynamicSharedSizeBytes =
+        static_cast<int>(std::max(asked_shared_bytes()[address], default_shared_bytes - attributes->sharedSizeBytes));
+    attributes->ptxVersion = attributes->binaryVersion = card() == nullptr ? 0 : card()->capability.number();
+    return cudaSuccess;
+}
+
+// Hints about caches and banks, which have no effect.
+enum cudaFuncCache {
+    cudaFuncCachePreferNone, cudaFuncCachePreferShared, cudaFuncCachePreferL1, cudaFuncCachePreferEqual
+};
+enum cudaSharedMemConfig {
+    cudaSharedMemBankSizeDefault, cudaSharedMemBankSizeFourByte, cudaSharedMemBankSizeEightByte
+};
+template <class Kernel> inline cudaError_t cudaFuncSetCacheConfig(Kernel*, cudaFuncCache) { return cudaSuccess; }
+template <class Kernel> inline cudaError_t cudaFuncSetSharedMemConfig(Kernel*, cudaSharedMemConfig) {
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSetSharedMemConfig(cudaSharedMemConfig) { return cudaSuccess; }
+
 // ==== memory ============================================================================================
 
 namespace cuda_cpu {
+inline int current_device = 0;
+
 struct MachineMemory {
     size_t total, available;
 };
@@ -366,7 +519,9 @@ struct Heap {
     static constexpr size_t page = 2 * mib, small = 1 * mib, small_unit = 512;
     std::mutex mutex;
     Allocations allocations, pinned, symbols;  // pinned: host memory; symbols: variables used as device memory
+    Allocations managed;                       // those of the allocations that the host can access
     size_t bytes = 0, large_pages = 0, small_bytes = 0;
+    size_t shared_with_host = 0;   // copies between host and device, and allocations that both can access, so far
 
     static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
     // Adds an allocation of `size` bytes to the totals (sign 1), or subtracts it (sign -1).
@@ -386,9 +541,16 @@ inline Heap& heap() {
     return *value;
 }
 
+inline void DeviceWork::protect(int access) {
+    std::lock_guard lock(heap().mutex);
+    for (const auto& [place, bytes] : heap().allocations)
+        if (heap().managed.count(place) == 0) mprotect(const_cast<char*>(place), bytes, access);
+}
+
 // Calls work(first, count) for a range of bytes, in parallel if it is long.
 template <class Work> inline void for_bytes(size_t bytes, Work work) {
     constexpr size_t piece = 1 << 20;
+    const DeviceWork on_device;
     if (bytes <= piece) return work(0, bytes);
 #pragma omp parallel for
     for (size_t first = 0; first < bytes; first += piece) work(first, std::min(piece, bytes - first));
@@ -425,7 +587,10 @@ inline void* allocate(size_t bytes) {
     if (is_reserved(bytes)) {
         void* place = mmap(nullptr, bytes + 2 * watch::guard_bytes, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        return place == MAP_FAILED ? nullptr : static_cast<char*>(place) + watch::guard_bytes;
+        if (place == MAP_FAILED) return nullptr;
+        place = static_cast<char*>(place) + watch::guard_bytes;
+        if (watch::on && !DeviceWork::is_on()) mprotect(place, bytes, PROT_NONE);
+        return place;
     }
     void* place = nullptr;
     const bool huge = huge_pages && bytes >= 2 * huge_page;
@@ -455,8 +620,16 @@ template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) {
     *address = static_cast<T*>(place);
     return cudaSuccess;
 }
-template <class T> inline cudaError_t cudaMallocManaged(T** address, size_t bytes) {
-    return cudaMalloc(address, bytes);
+constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2, cudaMemAttachSingle = 4;
+template <class T>
+inline cudaError_t cudaMallocManaged(T** address, size_t bytes, unsigned = cudaMemAttachGlobal) {
+    using namespace cuda_cpu;
+    const DeviceWork work;  // so that cudaMalloc does not protect the memory
+    const cudaError_t error = cudaMalloc(address, bytes);
+    std::lock_guard lock(heap().mutex);
+    heap().shared_with_host++;
+    if (*address != nullptr) heap().managed[reinterpret_cast<const char*>(*address)] = bytes;
+    return error;
 }
 
 inline cudaError_t cudaFree(void* address) {
@@ -472,6 +645,7 @@ inline cudaError_t cudaFree(void* address) {
     if (is_reserved(found->second))
         munmap(static_cast<char*>(address) - watch::guard_bytes, found->second + 2 * watch::guard_bytes);
     else free(address);
+    heap().managed.erase(found->first);
     heap().allocations.erase(found);
     return earlier;
 }
@@ -495,16 +669,18 @@ inline cudaError_t cudaFreeAsync(void* address, cudaStream_t) { return cudaFree(
 
 constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
                    cudaHostAllocWriteCombined = 4;
-// Allocates pinned memory. The flags have no effect: kernels can access all host memory here.
+// Allocates pinned memory. The flags have no effect: kernels can always access it here.
 template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes, unsigned flags = cudaHostAllocDefault) {
     using namespace cuda_cpu;
     *address = nullptr;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     if (flags > 7) return report(cudaErrorInvalidValue);
     if (bytes == 0) return cudaSuccess;
+    const DeviceWork work;  // the memory is not only the host's
     void* place = nullptr;
     if (posix_memalign(&place, 256, bytes) != 0) return report(cudaErrorMemoryAllocation);
     std::lock_guard lock(heap().mutex);
+    heap().shared_with_host++;
     heap().pinned[static_cast<const char*>(place)] = bytes;
     *address = static_cast<T*>(place);
     return cudaSuccess;
@@ -527,6 +703,28 @@ inline cudaError_t cudaFreeHost(void* address) {
         return report(cudaErrorInvalidValue);
     free(address);
     return earlier;
+}
+
+constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2,
+                   cudaHostRegisterIoMemory = 4, cudaHostRegisterReadOnly = 8;
+// Makes a range of the program's memory pinned memory.
+inline cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned) {
+    using namespace cuda_cpu;
+    std::lock_guard lock(heap().mutex);
+    if (address == nullptr || bytes == 0) return report(cudaErrorInvalidValue);
+    if (heap().pinned.contain(address)) return report(cudaErrorHostMemoryAlreadyRegistered);
+    heap().pinned[static_cast<const char*>(address)] = bytes;
+    heap().shared_with_host++;
+    watch::registered(address, bytes);
+    return cudaSuccess;
+}
+inline cudaError_t cudaHostUnregister(void* address) {
+    using namespace cuda_cpu;
+    const cudaError_t earlier = run_all();
+    std::lock_guard lock(heap().mutex);
+    const bool found = heap().pinned.erase(static_cast<const char*>(address)) > 0;
+    watch::registered(address, 0);
+    return found ? earlier : report(cudaErrorHostMemoryNotRegistered);
 }
 
 enum cudaMemcpyKind {
@@ -559,6 +757,7 @@ inline cudaError_t check_copy(const void* to, const void* from, size_t bytes, cu
     const auto is_device = [](const void* address) { return memory_kind(address) == MemoryKind::DEVICE; };
     if (kind != cudaMemcpyDefault && (is_device(to) != to_device || is_device(from) != from_device))
         return cudaErrorInvalidValue;
+    heap().shared_with_host += is_device(to) != is_device(from);
     return fits_in_allocation(to, bytes) && fits_in_allocation(from, bytes) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -664,6 +863,101 @@ inline cudaError_t cudaMemset2D(void* to, size_t pitch, int byte, size_t width, 
     return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
 }
 
+// ---- slices of rows
+
+struct cudaPitchedPtr {
+    void* ptr;
+    size_t pitch, xsize, ysize;   // bytes, bytes, rows
+};
+struct cudaExtent { size_t width, height, depth; };
+struct cudaPos { size_t x, y, z; };
+struct cudaMemcpy3DParms {        // copies between CUDA arrays are not emulated
+    cudaPos srcPos;
+    cudaPitchedPtr srcPtr;
+    cudaPos dstPos;
+    cudaPitchedPtr dstPtr;
+    cudaExtent extent;
+    cudaMemcpyKind kind;
+};
+inline cudaPitchedPtr make_cudaPitchedPtr(void* data, size_t pitch, size_t width, size_t height) {
+    return {data, pitch, width, height};
+}
+inline cudaExtent make_cudaExtent(size_t width, size_t height, size_t depth) { return {width, height, depth}; }
+inline cudaPos make_cudaPos(size_t x, size_t y, size_t z) { return {x, y, z}; }
+
+inline cudaError_t cudaMalloc3D(cudaPitchedPtr* pointer, cudaExtent extent) {
+    *pointer = {nullptr, 0, extent.width, extent.height};
+    return cudaMallocPitch(&pointer->ptr, &pointer->pitch, extent.width, extent.height * extent.depth);
+}
+inline cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* p, cudaStream_t stream = nullptr) {
+    const auto place = [](const cudaPitchedPtr& data, const cudaPos& at, size_t slice) {
+        return static_cast<char*>(data.ptr) + ((at.z + slice) * data.ysize + at.y) * data.pitch + at.x;
+    };
+    return cuda_cpu::for_rows(p->extent.depth, [=](size_t slice) {
+        return cudaMemcpy2DAsync(place(p->dstPtr, p->dstPos, slice), p->dstPtr.pitch,
+                                 place(p->srcPtr, p->srcPos, slice), p->srcPtr.pitch, p->extent.width,
+                                 p->extent.height, p->kind, stream);
+    });
+}
+inline cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* p) {
+    using namespace cuda_cpu;
+    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
+    const cudaError_t error = cudaMemcpy3DAsync(p);
+    return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
+}
+inline cudaError_t cudaMemset3D(cudaPitchedPtr to, int byte, cudaExtent extent) {
+    return cuda_cpu::for_rows(extent.depth, [=](size_t slice) {
+        return cudaMemset2D(static_cast<char*>(to.ptr) + slice * to.ysize * to.pitch, to.pitch, byte, extent.width,
+                            extent.height);
+    });
+}
+
+// ---- several devices, which share this machine's memory; where managed memory should be: hints, which have no effect
+
+inline cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes,
+                                       cudaStream_t stream = nullptr) {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+inline cudaError_t cudaMemcpyPeer(void* to, int, const void* from, int, size_t bytes) {
+    return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice);
+}
+constexpr int cudaCpuDeviceId = -1, cudaInvalidDeviceId = -2;
+enum cudaMemoryAdvise {
+    cudaMemAdviseSetReadMostly = 1, cudaMemAdviseUnsetReadMostly, cudaMemAdviseSetPreferredLocation,
+    cudaMemAdviseUnsetPreferredLocation, cudaMemAdviseSetAccessedBy, cudaMemAdviseUnsetAccessedBy
+};
+enum cudaMemLocationType { cudaMemLocationTypeInvalid, cudaMemLocationTypeDevice, cudaMemLocationTypeHost };
+struct cudaMemLocation {
+    cudaMemLocationType type;
+    int id;
+};
+inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, int, cudaStream_t = nullptr) { return cudaSuccess; }
+inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, cudaMemLocation, unsigned, cudaStream_t = nullptr) {
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, int) { return cudaSuccess; }
+inline cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, cudaMemLocation) { return cudaSuccess; }
+template <class T>
+inline cudaError_t cudaStreamAttachMemAsync(cudaStream_t, T*, size_t = 0, unsigned = cudaMemAttachSingle) {
+    return cudaSuccess;
+}
+
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
+struct cudaPointerAttributes {
+    cudaMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer;
+};
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
+    using namespace cuda_cpu;
+    void* const pointer = const_cast<void*>(address);
+    const MemoryKind kind = memory_kind(address);
+    *attributes = {cudaMemoryTypeUnregistered, -1, nullptr, pointer};
+    if (kind == MemoryKind::DEVICE) *attributes = {cudaMemoryTypeDevice, current_device, pointer, nullptr};
+    if (kind == MemoryKind::PINNED) *attributes = {cudaMemoryTypeHost, current_device, pointer, pointer};
+    return cudaSuccess;
+}
+
 // ---- symbols: __device__, __constant__ and __managed__ variables, which are variables of this program
 
 namespace cuda_cpu {
@@ -734,7 +1028,10 @@ struct CUevent_st {
 using cudaEvent_t = CUevent_st*;
 
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
-constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
+constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2,
+                   cudaEventInterprocess = 4;
+constexpr unsigned cudaEventRecordDefault = 0, cudaEventWaitDefault = 0;
+constexpr cudaStream_t cudaStreamLegacy = nullptr;
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     *stream = new CUstream_st;
@@ -792,6 +1089,32 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void
     const auto call = [=] { return function(data), cudaSuccess; };
     return is_deferred(stream) ? submit(stream, call) : call();
 }
+using cudaHostFn_t = void (*)(void*);
+using cudaStreamCallback_t = void (*)(cudaStream_t, cudaError_t, void*);
+inline cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
+    using namespace cuda_cpu;
+    const auto call = [=] { return callback(stream, asynchronous_error(), data), cudaSuccess; };
+    return is_deferred(stream) ? submit(stream, call) : call();
+}
+inline cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
+    return cuda_cpu::set_result(flags, cuda_cpu::real(stream)->blocking ? cudaStreamDefault : cudaStreamNonBlocking);
+}
+// Hints about a stream's use of L2, which have no effect.
+enum cudaAccessProperty { cudaAccessPropertyNormal, cudaAccessPropertyStreaming, cudaAccessPropertyPersisting };
+struct cudaAccessPolicyWindow {
+    void* base_ptr;
+    size_t num_bytes;
+    float hitRatio;
+    cudaAccessProperty hitProp, missProp;
+};
+enum cudaStreamAttrID { cudaStreamAttributeAccessPolicyWindow = 1 };
+union cudaStreamAttrValue {
+    cudaAccessPolicyWindow accessPolicyWindow;
+};
+inline cudaError_t cudaStreamSetAttribute(cudaStream_t, cudaStreamAttrID, const cudaStreamAttrValue*) {
+    return cudaSuccess;
+}
+inline cudaError_t cudaCtxResetPersistingL2Cache() { return cudaSuccess; }
 namespace cuda_cpu {
 // Returns cudaErrorNotReady until the work up to a position is complete. Each call lets some work run.
 inline cudaError_t query(const Place& place) {
@@ -815,7 +1138,9 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) 
     (*event)->timed = (flags & cudaEventDisableTiming) == 0;
     return cudaSuccess;
 }
-inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+inline cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned flags = cudaEventDefault) {
+    return cudaEventCreateWithFlags(event, flags);
+}
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return cuda_cpu::destroy_object(event); }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
     using namespace cuda_cpu;
@@ -830,6 +1155,9 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
         event->place->reach();
     }
     return cudaSuccess;
+}
+inline cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream = nullptr, unsigned = 0) {
+    return cudaEventRecord(event, stream);
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     using namespace cuda_cpu;
@@ -858,6 +1186,7 @@ struct CUgraph_st { cuda_cpu::Operations operations; };   // the recorded work o
 struct CUgraphExec_st : CUgraph_st {};
 using cudaGraph_t = CUgraph_st*;
 using cudaGraphExec_t = CUgraphExec_st*;
+using cudaGraphNode_t = struct CUgraphNode_st*;
 
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (stream == nullptr) return cuda_cpu::report(cudaErrorStreamCaptureUnsupported);
@@ -883,6 +1212,18 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t
     return cuda_cpu::set_result(executable, new CUgraphExec_st{*graph});
 }
 
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, cudaGraphNode_t*, char*,
+                                        size_t) {
+    return cudaGraphInstantiate(executable, graph);
+}
+inline cudaError_t cudaGraphCreate(cudaGraph_t* graph, unsigned) { return cuda_cpu::set_result(graph, new CUgraph_st); }
+inline cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+// Sets *count to the number of nodes. The nodes themselves are not available.
+inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+    if (nodes != nullptr) return cuda_cpu::report(cudaErrorNotSupported);
+    return cuda_cpu::set_result(count, graph->operations.size());
+}
+
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     for (const auto& operation : executable->operations) {
         const cudaError_t error = cuda_cpu::is_deferred(stream) ? cuda_cpu::submit(stream, operation) : operation();
@@ -900,7 +1241,7 @@ struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, totalConstMem;
     size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor, reservedSharedMemPerBlock;
-    int regsPerBlock;  // 0: unknown
+    int regsPerBlock, regsPerMultiprocessor;  // 0: unknown
     int warpSize;
     int maxThreadsPerBlock, maxThreadsPerMultiProcessor, maxBlocksPerMultiProcessor;
     int maxThreadsDim[3], maxGridSize[3];
@@ -908,7 +1249,16 @@ struct cudaDeviceProp {
     int multiProcessorCount;
     int l2CacheSize;
     int memoryBusWidth;
-    int clockRate, memoryClockRate;  // 0: unknown
+    int clockRate, memoryClockRate;  // kHz; 0: unknown
+    size_t memPitch, textureAlignment;
+    int canMapHostMemory, concurrentKernels, asyncEngineCount, deviceOverlap, unifiedAddressing, managedMemory;
+    int concurrentManagedAccess, streamPrioritiesSupported, globalL1CacheSupported, localL1CacheSupported;
+    int computePreemptionSupported, memoryPoolsSupported, cooperativeLaunch;
+    // What this device does not have: 0.
+    int computeMode, integrated, ECCEnabled, kernelExecTimeoutEnabled, tccDriver, isMultiGpuBoard, multiGpuBoardGroupID;
+    int pciBusID, pciDeviceID, pciDomainID, hostNativeAtomicSupported, pageableMemoryAccess;
+    int pageableMemoryAccessUsesHostPageTables, directManagedMemAccessFromHost, cooperativeMultiDeviceLaunch;
+    int singleToDoublePrecisionPerfRatio, persistingL2CacheMaxSize, accessPolicyMaxWindowSize;
 };
 
 namespace cuda_cpu {
@@ -917,7 +1267,6 @@ inline int device_count() {
     const char* text = getenv("CUDA_CPU_DEVICES");
     return text == nullptr ? 1 : std::max(1, atoi(text));
 }
-inline int current_device = 0;
 
 inline void describe_processor(cudaDeviceProp& p) {
     std::ifstream cpuinfo("/proc/cpuinfo");
@@ -943,12 +1292,14 @@ inline void describe_card(cudaDeviceProp& p, const Card& card) {
     p.sharedMemPerBlockOptin = c.shared_per_block();
     p.sharedMemPerMultiprocessor = c.shared_per_multiprocessor;
     p.reservedSharedMemPerBlock = c.reserved_shared_per_block;
-    p.regsPerBlock = registers_per_block;
+    p.regsPerBlock = p.regsPerMultiprocessor = registers_per_block;
     p.maxThreadsPerMultiProcessor = c.threads_per_multiprocessor;
     p.maxBlocksPerMultiProcessor = c.blocks_per_multiprocessor;
     p.multiProcessorCount = card.multiprocessors;
     p.l2CacheSize = static_cast<int>(card.l2_bytes);
     p.memoryBusWidth = card.bus_bits;
+    p.clockRate = static_cast<int>(card.clock / 1e3);
+    p.memoryClockRate = static_cast<int>(card.bandwidth / (2 * card.bus_bits / 8) / 1e3);  // two transfers a clock
 }
 }  // namespace cuda_cpu
 
@@ -975,6 +1326,13 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     p.maxThreadsDim[2] = 64;
     p.maxGridSize[0] = 0x7fffffff;
     p.maxGridSize[1] = p.maxGridSize[2] = 65535;
+    p.memPitch = 0x7fffffff;
+    p.textureAlignment = 512;
+    for (int* feature : {&p.canMapHostMemory, &p.concurrentKernels, &p.asyncEngineCount, &p.deviceOverlap,
+                         &p.unifiedAddressing, &p.managedMemory, &p.concurrentManagedAccess,
+                         &p.streamPrioritiesSupported, &p.globalL1CacheSupported, &p.localL1CacheSupported,
+                         &p.computePreemptionSupported, &p.memoryPoolsSupported, &p.cooperativeLaunch})
+        *feature = 1;
     if (card() != nullptr) describe_card(p, *card());
     else describe_processor(p);
     return cudaSuccess;
@@ -984,14 +1342,25 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
 enum cudaDeviceAttr : int {
     cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxBlockDimX, cudaDevAttrMaxBlockDimY, cudaDevAttrMaxBlockDimZ,
     cudaDevAttrMaxGridDimX, cudaDevAttrMaxGridDimY, cudaDevAttrMaxGridDimZ, cudaDevAttrMaxSharedMemoryPerBlock,
-    cudaDevAttrTotalConstantMemory, cudaDevAttrWarpSize, cudaDevAttrMaxRegistersPerBlock = 12, cudaDevAttrClockRate,
-    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMemoryClockRate = 36, cudaDevAttrGlobalMemoryBusWidth,
-    cudaDevAttrL2CacheSize, cudaDevAttrMaxThreadsPerMultiProcessor, cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor, cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81, cudaDevAttrManagedMemory = 83,
-    cudaDevAttrConcurrentManagedAccess = 89, cudaDevAttrCooperativeLaunch = 95,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97, cudaDevAttrMaxBlocksPerMultiprocessor = 106,
-    cudaDevAttrReservedSharedMemoryPerBlock = 111
+    cudaDevAttrTotalConstantMemory, cudaDevAttrWarpSize, cudaDevAttrMaxPitch, cudaDevAttrMaxRegistersPerBlock,
+    cudaDevAttrClockRate, cudaDevAttrTextureAlignment, cudaDevAttrGpuOverlap, cudaDevAttrMultiProcessorCount,
+    cudaDevAttrKernelExecTimeout, cudaDevAttrIntegrated, cudaDevAttrCanMapHostMemory, cudaDevAttrComputeMode,
+    cudaDevAttrConcurrentKernels = 31, cudaDevAttrEccEnabled, cudaDevAttrPciBusId, cudaDevAttrPciDeviceId,
+    cudaDevAttrTccDriver, cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth, cudaDevAttrL2CacheSize,
+    cudaDevAttrMaxThreadsPerMultiProcessor, cudaDevAttrAsyncEngineCount, cudaDevAttrUnifiedAddressing,
+    cudaDevAttrPciDomainId = 50, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor,
+    cudaDevAttrStreamPrioritiesSupported = 78, cudaDevAttrGlobalL1CacheSupported, cudaDevAttrLocalL1CacheSupported,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor, cudaDevAttrMaxRegistersPerMultiprocessor, cudaDevAttrManagedMemory,
+    cudaDevAttrIsMultiGpuBoard, cudaDevAttrMultiGpuBoardGroupID, cudaDevAttrHostNativeAtomicSupported,
+    cudaDevAttrSingleToDoublePrecisionPerfRatio, cudaDevAttrPageableMemoryAccess, cudaDevAttrConcurrentManagedAccess,
+    cudaDevAttrComputePreemptionSupported, cudaDevAttrCooperativeLaunch = 95,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97, cudaDevAttrPageableMemoryAccessUsesHostPageTables = 100,
+    cudaDevAttrDirectManagedMemAccessFromHost, cudaDevAttrMaxBlocksPerMultiprocessor = 106,
+    cudaDevAttrMaxPersistingL2CacheSize = 108, cudaDevAttrMaxAccessPolicyWindowSize,
+    cudaDevAttrReservedSharedMemoryPerBlock = 111, cudaDevAttrMemoryPoolsSupported = 115
 };
+enum cudaComputeMode { cudaComputeModeDefault, cudaComputeModeExclusive, cudaComputeModeProhibited };
+
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     cudaDeviceProp p;
     if (const cudaError_t error = cudaGetDeviceProperties(&p, device); error != cudaSuccess) return error;
@@ -1001,20 +1370,86 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
         {cudaDevAttrMaxGridDimX, p.maxGridSize[0]}, {cudaDevAttrMaxGridDimY, p.maxGridSize[1]},
         {cudaDevAttrMaxGridDimZ, p.maxGridSize[2]}, {cudaDevAttrMaxSharedMemoryPerBlock, p.sharedMemPerBlock},
         {cudaDevAttrTotalConstantMemory, p.totalConstMem}, {cudaDevAttrWarpSize, p.warpSize},
-        {cudaDevAttrMaxRegistersPerBlock, p.regsPerBlock}, {cudaDevAttrClockRate, p.clockRate},
-        {cudaDevAttrMultiProcessorCount, p.multiProcessorCount}, {cudaDevAttrMemoryClockRate, p.memoryClockRate},
+        {cudaDevAttrMaxPitch, p.memPitch}, {cudaDevAttrMaxRegistersPerBlock, p.regsPerBlock},
+        {cudaDevAttrClockRate, p.clockRate}, {cudaDevAttrTextureAlignment, p.textureAlignment},
+        {cudaDevAttrGpuOverlap, p.deviceOverlap}, {cudaDevAttrMultiProcessorCount, p.multiProcessorCount},
+        {cudaDevAttrKernelExecTimeout, p.kernelExecTimeoutEnabled}, {cudaDevAttrIntegrated, p.integrated},
+        {cudaDevAttrCanMapHostMemory, p.canMapHostMemory}, {cudaDevAttrComputeMode, p.computeMode},
+        {cudaDevAttrConcurrentKernels, p.concurrentKernels}, {cudaDevAttrEccEnabled, p.ECCEnabled},
+        {cudaDevAttrPciBusId, p.pciBusID}, {cudaDevAttrPciDeviceId, p.pciDeviceID},
+        {cudaDevAttrTccDriver, p.tccDriver}, {cudaDevAttrMemoryClockRate, p.memoryClockRate},
         {cudaDevAttrGlobalMemoryBusWidth, p.memoryBusWidth}, {cudaDevAttrL2CacheSize, p.l2CacheSize},
         {cudaDevAttrMaxThreadsPerMultiProcessor, p.maxThreadsPerMultiProcessor},
-        {cudaDevAttrComputeCapabilityMajor, p.major}, {cudaDevAttrComputeCapabilityMinor, p.minor},
-        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, p.sharedMemPerMultiprocessor}, {cudaDevAttrManagedMemory, 1},
-        {cudaDevAttrConcurrentManagedAccess, 1}, {cudaDevAttrCooperativeLaunch, 0},
+        {cudaDevAttrAsyncEngineCount, p.asyncEngineCount}, {cudaDevAttrUnifiedAddressing, p.unifiedAddressing},
+        {cudaDevAttrPciDomainId, p.pciDomainID}, {cudaDevAttrComputeCapabilityMajor, p.major},
+        {cudaDevAttrComputeCapabilityMinor, p.minor},
+        {cudaDevAttrStreamPrioritiesSupported, p.streamPrioritiesSupported},
+        {cudaDevAttrGlobalL1CacheSupported, p.globalL1CacheSupported},
+        {cudaDevAttrLocalL1CacheSupported, p.localL1CacheSupported},
+        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, p.sharedMemPerMultiprocessor},
+        {cudaDevAttrMaxRegistersPerMultiprocessor, p.regsPerMultiprocessor},
+        {cudaDevAttrManagedMemory, p.managedMemory}, {cudaDevAttrIsMultiGpuBoard, p.isMultiGpuBoard},
+        {cudaDevAttrMultiGpuBoardGroupID, p.multiGpuBoardGroupID},
+        {cudaDevAttrHostNativeAtomicSupported, p.hostNativeAtomicSupported},
+        {cudaDevAttrSingleToDoublePrecisionPerfRatio, p.singleToDoublePrecisionPerfRatio},
+        {cudaDevAttrPageableMemoryAccess, p.pageableMemoryAccess},
+        {cudaDevAttrConcurrentManagedAccess, p.concurrentManagedAccess},
+        {cudaDevAttrComputePreemptionSupported, p.computePreemptionSupported},
+        {cudaDevAttrCooperativeLaunch, p.cooperativeLaunch},
         {cudaDevAttrMaxSharedMemoryPerBlockOptin, p.sharedMemPerBlockOptin},
+        {cudaDevAttrPageableMemoryAccessUsesHostPageTables, p.pageableMemoryAccessUsesHostPageTables},
+        {cudaDevAttrDirectManagedMemAccessFromHost, p.directManagedMemAccessFromHost},
         {cudaDevAttrMaxBlocksPerMultiprocessor, p.maxBlocksPerMultiProcessor},
-        {cudaDevAttrReservedSharedMemoryPerBlock, p.reservedSharedMemPerBlock}};
+        {cudaDevAttrMaxPersistingL2CacheSize, p.persistingL2CacheMaxSize},
+        {cudaDevAttrMaxAccessPolicyWindowSize, p.accessPolicyMaxWindowSize},
+        {cudaDevAttrReservedSharedMemoryPerBlock, p.reservedSharedMemPerBlock},
+        {cudaDevAttrMemoryPoolsSupported, p.memoryPoolsSupported}};
     const auto found = values.find(attribute);
     if (found == values.end()) return cuda_cpu::report(cudaErrorInvalidValue);
     return cuda_cpu::set_result(value, static_cast<int>(found->second));
 }
+inline cudaError_t cudaChooseDevice(int* device, const cudaDeviceProp*) { return cuda_cpu::set_result(device, 0); }
+
+// Flags and limits of the device: stored and returned; they have no other effect.
+constexpr unsigned cudaDeviceScheduleAuto = 0, cudaDeviceScheduleSpin = 1, cudaDeviceScheduleYield = 2,
+                   cudaDeviceScheduleBlockingSync = 4, cudaDeviceBlockingSync = 4, cudaDeviceMapHost = 8,
+                   cudaDeviceLmemResizeToMax = 16;
+enum cudaLimit {
+    cudaLimitStackSize, cudaLimitPrintfFifoSize, cudaLimitMallocHeapSize, cudaLimitDevRuntimeSyncDepth,
+    cudaLimitDevRuntimePendingLaunchCount, cudaLimitMaxL2FetchGranularity, cudaLimitPersistingL2CacheSize
+};
+namespace cuda_cpu {
+inline unsigned device_flags = 0;
+inline std::map<cudaLimit, size_t> device_limits = {
+    {cudaLimitStackSize, kib}, {cudaLimitPrintfFifoSize, mib}, {cudaLimitMallocHeapSize, 8 * mib}};
+}  // namespace cuda_cpu
+inline cudaError_t cudaSetDeviceFlags(unsigned flags) { return cuda_cpu::set_result(&cuda_cpu::device_flags, flags); }
+inline cudaError_t cudaGetDeviceFlags(unsigned* flags) { return cuda_cpu::set_result(flags, cuda_cpu::device_flags); }
+inline cudaError_t cudaDeviceSetLimit(cudaLimit limit, size_t value) {
+    return cuda_cpu::set_result(&cuda_cpu::device_limits[limit], value);
+}
+inline cudaError_t cudaDeviceGetLimit(size_t* value, cudaLimit limit) {
+    return cuda_cpu::set_result(value, cuda_cpu::device_limits[limit]);
+}
+inline cudaError_t cudaProfilerStart() { return cudaSuccess; }
+inline cudaError_t cudaProfilerStop() { return cudaSuccess; }
+
+// Access between devices: each one can access the memory of all others.
+enum cudaDeviceP2PAttr {
+    cudaDevP2PAttrPerformanceRank = 1, cudaDevP2PAttrAccessSupported, cudaDevP2PAttrNativeAtomicSupported,
+    cudaDevP2PAttrCudaArrayAccessSupported
+};
+inline cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+    return cuda_cpu::set_result(can, static_cast<int>(device != peer));
+}
+inline cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int device, int peer) {
+    return cuda_cpu::set_result(value, static_cast<int>(attribute == cudaDevP2PAttrAccessSupported && device != peer));
+}
+inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+    const bool is_other = peer >= 0 && peer < cuda_cpu::device_count() && peer != cuda_cpu::current_device;
+    return is_other ? cudaSuccess : cuda_cpu::report(cudaErrorInvalidDevice);
+}
+inline cudaError_t cudaDeviceDisablePeerAccess(int peer) { return cudaDeviceEnablePeerAccess(peer, 0); }
 
 // Sets *blocks to how many blocks a multiprocessor can hold, by its threads, blocks and shared memory: the registers
 // that a kernel needs are unknown.
@@ -1052,11 +1487,33 @@ inline cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* grid, int
     return best > 0 ? cudaSuccess : cuda_cpu::report(cudaErrorInvalidConfiguration);
 }
 template <class Kernel>
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Kernel* kernel, int threads,
+                                                                          size_t shared_bytes, unsigned) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, shared_bytes);
+}
+template <class Kernel>
 inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* threads, Kernel* kernel, size_t shared_bytes = 0,
                                                       int limit = 0) {
     return cudaOccupancyMaxPotentialBlockSizeVariableSMem(grid, threads, kernel, [=](int) { return shared_bytes; },
                                                           limit);
 }
+
+// Launches a kernel whose blocks can wait for each other: all must be resident at once.
+template <class Kernel>
+inline cudaError_t cudaLaunchCooperativeKernel(Kernel* kernel, dim3 grid, dim3 block, void** arguments,
+                                               size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+    using namespace cuda_cpu;
+    int blocks = 0, processors = 0;
+    const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &blocks, kernel, static_cast<int>(block.x * block.y * block.z), shared_bytes);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, current_device);
+    if (error == cudaSuccess && card() != nullptr && uint64_t{grid.x} * grid.y * grid.z > uint64_t(blocks) * processors)
+        return report(cudaErrorCooperativeLaunchTooLarge);
+    cudaLaunchAttribute cooperative{cudaLaunchAttributeCooperative, {1}};
+    return launch_by_address({grid, block, shared_bytes, stream, &cooperative, 1}, kernel, arguments);
+}
+cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) =
+    delete;
 
 #define CUDART_VERSION 13000  // the CUDA version whose API these headers follow
 inline cudaError_t cudaRuntimeGetVersion(int* version) { return cuda_cpu::set_result(version, CUDART_VERSION); }

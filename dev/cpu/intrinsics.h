@@ -296,10 +296,13 @@ template <class T> inline T __ldlu(const T* address) { return *address; }
 
 inline void __threadfence() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    cuda_cpu::watch::fence();
+    cuda_cpu::watch::fence(false);
 }
 inline void __threadfence_system() { __threadfence(); }
-inline void __threadfence_block() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+inline void __threadfence_block() {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    cuda_cpu::watch::fence(true);
+}
 
 // Returns the ticks of a 2 GHz clock.
 inline long long clock64() {

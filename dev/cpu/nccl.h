@@ -258,6 +258,7 @@ inline bool uses_nvls() {
 
 // Runs a collective. In pieces of mailbox_bytes, every rank exchanges data with all ranks, itself included.
 inline void run_collective(ncclComm& comm, const Call& call) {
+    const DeviceWork work;
     const bool reduces = call.kind <= REDUCE;
     const size_t bytes = bytes_of(call);
     comm.calls++;
@@ -304,6 +305,7 @@ inline double ring_bytes(const ncclComm& comm, const Call& call) {
 
 // Runs the sends and receives of a group on one communicator, all at the same time.
 inline void run_messages(ncclComm& comm, const std::vector<Call>& calls) {
+    const DeviceWork work;
     std::vector<Transfer> transfers;
     for (const Call& call : calls) {
         const bool sends = call.kind == SEND;

@@ -1,5 +1,6 @@
 // PTX instructions of tensor cores, barriers and asynchronous copies, as functions that follow the PTX ISA manual. On a
-// GPU, a program wraps inline PTX under the same names. Include this header after <cuda_runtime.h>.
+// GPU, a program wraps inline PTX under the same names. The functions are in the namespace cuda_cpu::ptx, so that they
+// do not clash with a program's own.
 //
 // Without a seed (cuda_cpu::seed), asynchronous work completes when it is issued. Under a seed it completes at some
 // moment before the wait that covers it (README.md, "Tensor cores").
@@ -17,10 +18,12 @@
 
 #include <array>
 
+namespace cuda_cpu {
+namespace ptx {
 // The major-ness of a wgmma operand tile. K: the sum over k runs along its columns; MN: along its rows.
 enum class Major { K = 0, MN = 1 };
-
-namespace cuda_cpu {
+}  // namespace ptx
+using ptx::Major;
 
 // ==== pending work ======================================================================================
 
@@ -52,12 +55,13 @@ template <class Work> struct Groups {
 
 struct Copy {  // cp.async
     void* to;
-    const void* from;  // null: writes zeros
+    const void* from;
+    unsigned bytes, filled;  // the bytes after the first `filled` become 0
     bool done;
     unsigned group;
     CUDA_CPU_NO_TSAN void complete() {
-        memset(to, 0, 16);
-        if (from != nullptr) memcpy(to, from, 16);
+        memset(to, 0, bytes);
+        memcpy(to, from, filled);
         done = true;
     }
 };
@@ -132,7 +136,7 @@ public:
 
     static AsyncWork& of_this_block() {
         static thread_local AsyncWork work;
-        if (WARP_SIZE != 32 || block == nullptr) die("asynchronous copies and barriers need warps of 32 threads");
+        if (warp_size != 32 || block == nullptr) die("asynchronous copies and barriers need warps of 32 threads");
         if (background == nullptr) work.begin();
         return work;
     }
@@ -163,7 +167,7 @@ public:
     }
 
     void end_of_block() override {
-        for (size_t t = 0; t < copies.size(); t++)
+        for (size_t t = 0; t < copies.size() && !watch::on; t++)   // dev/inspect reports reads before a wait
             if (!copies[t].pending.empty()) die("thread ", t, " ended without waiting for a cp_async");
         for (size_t w = 0; w < warps.size(); w++) {
             if (!warps[w].products.pending.empty()) die("warp ", w, " ended without waiting for a wgmma");
@@ -199,7 +203,7 @@ private:
 inline AsyncWork& async_work() { return AsyncWork::of_this_block(); }
 
 inline void require_warps(const char* name) {
-    if (WARP_SIZE != 32 || block == nullptr) reject(name, "without a full warp; expected 32 threads");
+    if (warp_size != 32 || block == nullptr) reject(name, "without a full warp; expected 32 threads");
 }
 
 // Executes a collective of all 32 lanes of a warp; see Block::collective.
@@ -210,15 +214,31 @@ inline void full_warp_collective(const char* name, void* operand, Block::WarpWor
 inline void require_all_lanes(const char* name, unsigned lanes) {
     if (lanes != 0xffffffff) reject(name, "but lanes of its warp have ended; expected all 32");
 }
-}  // namespace cuda_cpu
 
 // Returns the address of p in shared memory: its offset in dynamic_shared_memory.
 inline uint32_t shared_address(const void* p) {
-    const std::ptrdiff_t offset = static_cast<const char*>(p) - cuda_cpu::shared_base();
-    if (offset < 0 || offset > static_cast<std::ptrdiff_t>(cuda_cpu::max_shared_bytes))
-        cuda_cpu::reject("shared_address", "with an address that is not in dynamic shared memory");
+    const std::ptrdiff_t offset = static_cast<const char*>(p) - shared_base();
+    if (offset < 0 || offset > static_cast<std::ptrdiff_t>(max_shared_bytes))
+        reject("shared_address", "with an address that is not in dynamic shared memory");
     return static_cast<uint32_t>(offset);
 }
+
+// Returns whether p is in dynamic shared memory or in a __shared__ array.
+inline bool is_shared(const void* p) {
+    if (static_cast<uintptr_t>(static_cast<const char*>(p) - shared_base()) < max_shared_bytes) return true;
+    bool found = false;
+    Symbols::of_program().each_array(&threadIdx, [&](const char* place, size_t bytes, const char*) {
+        found = found || static_cast<uintptr_t>(static_cast<const char*>(p) - place) < bytes;
+    });
+    return found;
+}
+inline void require_shared(const char* name, const void* p) {
+    if (!is_shared(p)) reject(name, "with an address that is not in shared memory");
+}
+}  // namespace cuda_cpu
+
+namespace cuda_cpu::ptx {
+using cuda_cpu::shared_address;
 
 // Returns 2^x; subnormal results are flushed to 0 (ex2.approx.ftz.f32).
 inline float exp2_approx(float x) {
@@ -241,6 +261,7 @@ inline unsigned atomic_inc(int* counter, unsigned last) {
 }
 
 // ==== Ampere and up =====================================================================================
+}  // namespace cuda_cpu::ptx
 
 namespace cuda_cpu {
 // Operands of matrix products are bfloat16, or half precision in a program compiled with PRECISION_FP16.
@@ -350,15 +371,35 @@ template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void*
     const char* name = transposed ? "ldmatrix_transposed" : "ldmatrix";
     require_capability(name, 75);
     if (!aligned(row, 16)) reject(name, "with an address that is not a multiple of 16");
-    shared_address(row);
+    require_shared(name, row);
     watch::access(watch::Access::LOAD, watch::By::LDMATRIX, row, 16, site);
     LdmatrixOperand mine{r, row};
     full_warp_collective(name, &mine, ldmatrix_of_warp<transposed>);
 }
 
 inline Groups<Copy>& copies_of_thread() { return async_work().copies[this_thread()]; }
+
+inline void start_copy(const char* name, void* to, const void* from, unsigned bytes, unsigned filled,
+                       const void* site) {
+    require_capability(name, 80);
+    if (bytes != 4 && bytes != 8 && bytes != 16) reject(name, "for ", bytes, " bytes; expected 4, 8 or 16");
+    if (!aligned(to, bytes) || !aligned(from, bytes))
+        reject(name, "with an address that is not a multiple of ", bytes);
+    require_shared(name, to);
+    watch::cp_async(to, bytes, from, filled, site);
+    Copy copy{to, from, bytes, filled, false, 0};
+    if (!async_work().deferred || async_work().draw(2)) copy.complete();
+    copies_of_thread().start(copy);
+}
+inline void wait_for_copies(unsigned pending) {
+    watch::cp_async_wait(pending);
+    copies_of_thread().wait(pending, [](Copy& copy) {
+        if (!copy.done) copy.complete();
+    });
+}
 }  // namespace cuda_cpu
 
+namespace cuda_cpu::ptx {
 inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     cuda_cpu::require_capability("mma_m16n8k16", 80);
     cuda_cpu::MmaOperand mine{d, a, {b0, b1}};
@@ -373,28 +414,18 @@ CUDA_CPU_INSTRUCTION void ldmatrix_transposed(uint32_t (&r)[4], const void* row)
 }
 
 CUDA_CPU_INSTRUCTION void cp_async(void* to, const void* from, bool valid) {
-    using namespace cuda_cpu;
-    require_capability("cp_async", 80);
-    if (!aligned(to, 16) || !aligned(from, 16)) reject("cp_async", "with an address that is not a multiple of 16");
-    shared_address(to);
-    watch::cp_async(to, valid ? from : nullptr, watch::call_site());
-    Copy copy{to, valid ? from : nullptr, false, 0};
-    if (!async_work().deferred || async_work().draw(2)) copy.complete();
-    copies_of_thread().start(copy);
+    start_copy("cp_async", to, from, 16, valid ? 16 : 0, watch::call_site());
 }
 inline void cp_async_commit() {
     cuda_cpu::copies_of_thread().committed++;
     cuda_cpu::watch::cp_async_commit();
 }
 template <int N> CUDA_CPU_INSTRUCTION void cp_async_wait() {
-    if (cuda_cpu::watch::is_removed("cp_async_wait", cuda_cpu::watch::call_site())) return;
-    cuda_cpu::watch::cp_async_wait(N);
-    cuda_cpu::copies_of_thread().wait(N, [](cuda_cpu::Copy& copy) {
-        if (!copy.done) copy.complete();
-    });
+    if (!watch::is_removed("cp_async_wait", watch::call_site())) wait_for_copies(N);
 }
 
 // ==== Hopper: mbarrier, named barriers ==================================================================
+}  // namespace cuda_cpu::ptx
 
 namespace cuda_cpu {
 // The 64 bits of an mbarrier: parity of the current phase, pending and expected arrival counts, tx-count.
@@ -459,8 +490,8 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads) {
 }
 }  // namespace cuda_cpu
 
+namespace cuda_cpu::ptx {
 CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals) {
-    using namespace cuda_cpu;
     Mbarrier::check_address(barrier, "mbarrier_init");
     if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
         reject("mbarrier_init", "for ", arrivals, " arrivals; expected 1 to 1048575");
@@ -476,7 +507,6 @@ inline void fence_mbarrier_init() {
 
 CUDA_CPU_INSTRUCTION void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes,
                                                     const char* name = "mbarrier_arrive_expect_tx") {
-    using namespace cuda_cpu;
     watch::arrived(barrier, watch::call_site());
     Mbarrier::read(barrier, name).change(barrier, name, 1, bytes);
     if (async_work().draw(2)) block->yield();
@@ -486,7 +516,6 @@ CUDA_CPU_INSTRUCTION void mbarrier_arrive(uint64_t* barrier) {
 }
 
 CUDA_CPU_INSTRUCTION void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
-    using namespace cuda_cpu;
     if (parity > 1) reject("mbarrier_wait", "with parity ", parity, "; expected 0 or 1");
     if (watch::is_removed("mbarrier_wait", watch::call_site())) return;
     AsyncWork& work = async_work();
@@ -498,17 +527,16 @@ CUDA_CPU_INSTRUCTION void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
 }
 
 CUDA_CPU_INSTRUCTION void named_barrier_sync(int number, int threads) {
-    using namespace cuda_cpu;
     if (watch::is_removed("named_barrier_sync", watch::call_site())) return;
     if (!arrive_at_named_barrier("named_barrier_sync", number, threads))
         block->park("named_barrier_sync", &async_work().named[number], static_cast<unsigned>(number));
     watch::waited(&async_work().named[number], 0, nullptr);
 }
 inline void named_barrier_arrive(int number, int threads) {
-    using namespace cuda_cpu;
     arrive_at_named_barrier("named_barrier_arrive", number, threads);
     if (async_work().draw(2)) block->yield();
 }
+}  // namespace cuda_cpu::ptx
 
 namespace cuda_cpu {
 inline std::string AsyncWork::state_of(const void* what, unsigned number) const {
@@ -566,9 +594,9 @@ CUDA_CPU_NO_TSAN inline void AsyncWork::complete(Load& load) {
 }
 }  // namespace cuda_cpu
 
+namespace cuda_cpu::ptx {
 CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
                                    int c3) {
-    using namespace cuda_cpu;
     require_capability("tma_load", 90);
     Load load{{}, static_cast<char*>(to), barrier, {c0, c1, c2, c3}, false, 0, 0};
     memcpy(&load.tensor, map, sizeof(load.tensor));
@@ -595,6 +623,7 @@ inline uint64_t wgmma_descriptor(const void* tile, int column_block_bytes = 16) 
     return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 |
            eight_rows << 32 | swizzle_128 << 62;
 }
+}  // namespace cuda_cpu::ptx
 
 namespace cuda_cpu {
 // A decoded matrix descriptor. Offsets are in bytes.
@@ -762,6 +791,7 @@ inline void warpgroup_collective(const char* name, void* operand, Block::WarpWor
 }
 }  // namespace cuda_cpu
 
+namespace cuda_cpu::ptx {
 // The registers passed to a fence or a wait are for nvcc, which may move arithmetic on other registers across it.
 template <class Register> inline void fence_operand(Register&) {}
 template <class... Registers> inline void wgmma_fence(Registers&...) {
@@ -811,3 +841,4 @@ template <int N> inline void setmaxnreg_inc() {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
     cuda_cpu::require_capability("setmaxnreg_inc", 90, 90);
 }
+}  // namespace cuda_cpu::ptx

@@ -26,18 +26,50 @@ import sys
 # ---- what dev/cpu does not emulate; code that #if excludes may use it
 
 NOT_EMULATED = "{}: {} not emulated; dev/cpu/README.md lists the limits"
+
+
+def error(name, feature):
+    """Returns C++ that is an error unless #if excludes it."""
+    return f'_Pragma("GCC error \\"{NOT_EMULATED.format(name, feature)}\\"") '
+
+
 # included files
-HEADERS = {r"mma\.h": "wmma is", r"cooperative_groups(\.h|/.*)": "cooperative groups are",
-           r"(cub|thrust|cuda|nv|cutlass|cute)/.*": "CUB, Thrust, libcu++ and CUTLASS are",
-           r"(cublas(_v2|_api|Xt)?|curand\w*|cufft\w*|cusparse\w*|cusolver\w*|cudnn\w*|npp\w*|nvrtc|nvjpeg|nvml)\.h":
-               "this library is",
-           r"cuda_(pipeline|awbarrier)\w*\.h": "pipelines and their barriers are",
-           r"(cuda_texture|texture|surface)_\w*\.h": "textures and surfaces are",
-           r"cuda_\w+_interop\.h": "graphics libraries are"}
+HEADERS = {r"mma\.h": "wmma is",
+           r"(cub|thrust|cuda|nv|cutlass|cute|cccl)/.*": "this part of CUB, Thrust, libcu++ or CUTLASS is",
+           r"(cublas(_api|Xt)?|cu(rand|fft|sparse|solver|dnn|pti|file)\w*|np+\w*|nvrtc|nv[jJ]\w+|nvml|nvblas|nvperf\w*"
+           r"|cudalibxt|cuComplex)\.h": "this library is",
+           r"cuda_awbarrier\w*\.h": "experimental barriers are",
+           r"cuda_fp[46]\.h": "FP6 and FP4 are",
+           r"(cuda_)?(texture|surface)_\w*\.h": "textures and surfaces are",
+           r"(cuda_\w+_interop|cuda(EGL|GL|VDPAU)\w*)\.h": "graphics libraries are"}
 # names
-NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces are", "cudaArray_t": "CUDA arrays are",
-         "cudaLaunchCooperativeKernel": "grid barriers are", "__cluster_dims__": "clusters are",
-         "__activemask": "the set of active lanes is", "asm": "inline PTX is"}
+NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are", "asm": "inline PTX is",
+         "cudaLaunchAttributeClusterDimension": "clusters are", "cudaMemPool_t": "memory pools are",
+         **dict.fromkeys("cudaTextureObject_t cudaSurfaceObject_t cudaResourceDesc cudaTextureDesc cudaArray "
+                         "cudaArray_t cudaMipmappedArray_t cudaChannelFormatDesc tex1D tex1Dfetch tex2D tex3D".split(),
+                         "textures, surfaces and CUDA arrays are"),
+         **dict.fromkeys("cudaKernelNodeParams cudaMemcpyNodeParams cudaGraphAddKernelNode".split(),
+                         "graphs that are not captured are"),
+         **dict.fromkeys("cudaIpcMemHandle_t cudaIpcEventHandle_t".split(), "memory of other processes is"),
+         **dict.fromkeys("CUcontext CUdevice CUmodule CUfunction CUmemGenericAllocationHandle".split(),
+                         "most of the driver API is"),
+         **dict.fromkeys("DeviceAdjacentDifference DeviceFor DeviceHistogram DeviceMemcpy DeviceMergeSort "
+                         "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan "
+                         "DeviceSegmentedReduce DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(),
+                         "device-wide CUB is"),
+         **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockMergeSort "
+                         "BlockRadixSort BlockShuffle WarpExchange WarpMergeSort".split(), "this part of CUB is")}
+
+# included files of dev/cpu whose names a pattern of HEADERS includes
+PROVIDED = {"cub/cub.cuh", "cuda/atomic"}
+# included files whose contents are in another file of dev/cpu; NVIDIA's own, if installed, would clash with it
+ELSEWHERE = {r"cooperative_groups/(reduce|scan|memcpy_async)\.h": "cooperative_groups.h",
+             r"cub/(block|warp|thread|util)\w*(/\w+)?\.cuh": "cub/cub.cuh", r"cuda/std/atomic": "cuda/atomic",
+             r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
+             r"(crt/.*|(builtin|device|driver|library|vector)_types|(math|vector|device|driver|common)_functions"
+             r"|device_(atomic|double)_functions|cuda_(device_runtime_api|occupancy|profiler_api|stdint)|cudaProfiler"
+             r"|channel_descriptor|host_(config|defines)|math_constants|sm_\d+_\w+)\.h(pp)?": "cuda_runtime.h",
+             r"(nvtx3/)?nv(Tools|tx)\w+\.h(pp)?": "nvtx3/nvToolsExt.h"}
 
 # ---- tokens
 
@@ -175,8 +207,11 @@ def place_of_name(part):
     """Returns the position of a parameter's name in its declaration, and whether there is a name. Without one, the
     position is where it would be."""
     for j in range(len(part) - 2):
-        if part[j].text in ("*", "&") and part[j - 1].text == "(" and part[j + 1].kind == "name":
-            return j + 1, True
+        if part[j].text in ("*", "&") and part[j - 1].text == "(":
+            while part[j + 1].text in NOT_A_TYPE:
+                j += 1
+            if part[j + 1].kind == "name":
+                return j + 1, True
     end = next((j for j, t in enumerate(part) if t.text == "["), len(part))
     has_type = any(t.kind == "name" and t.text not in NOT_A_TYPE for t in part[:end - 1])
     last = part[end - 1]
@@ -201,7 +236,11 @@ class Parameter:
         return " ".join(filter(None, [self.type, self.name, self.after, self.default]))
 
     def signature(self):
-        return self.type + self.after
+        """Returns the type, without a const of the parameter itself: const T x declares the same function as T x."""
+        words = self.type.split()
+        is_value = not {"*", "&"} & set(words)
+        kept = (w for i, w in enumerate(words) if w != "const" or not (is_value or "*" in words[:i]))
+        return " ".join(kept) + self.after
 
     def use(self):
         return self.name + ("..." if self.pack else "")
@@ -219,8 +258,9 @@ class TemplateParameter(Parameter):
 class Kernel:
     """A declaration or definition of a kernel. Its launcher is inserted at `end`, the offset at which it ends."""
 
-    def __init__(self, name, template, parameters, end):
+    def __init__(self, name, template, parameters, is_static, end):
         self.name, self.template, self.parameters, self.end = name, template, parameters, end
+        self.is_static = is_static   # it may be a member of a class
 
     def signature(self):
         template = None if self.template is None else [t.signature() for t in self.template]
@@ -235,19 +275,27 @@ class Kernel:
             head = "template <" + ", ".join(t.declaration() for t in self.template) + "> "
             kernel += "<" + ", ".join(t.use() for t in self.template) + ">"
         declared = "".join(", " + p.declaration() for p in self.parameters)
-        types = ", ".join(f"decltype({p.name})" + ("..." if p.pack else "") for p in self.parameters)
+        types = ", ".join(f"::cuda_cpu::ParameterType<decltype({p.name})>" + ("..." if p.pack else "")
+                          for p in self.parameters)
         used = ", ".join(p.use() for p in self.parameters)
-        return (f" {head}inline void cuda_cpu_launch_{self.name}(::cuda_cpu::Configuration cuda_cpu_configuration"
-                f"{declared}) {{ ::cuda_cpu::launch(static_cast<void (*)({types})>({kernel}), "
-                f"cuda_cpu_configuration)({used}); }}")
+        return (f" {head}{'static ' if self.is_static else ''}inline void cuda_cpu_launch_{self.name}"
+                f"(::cuda_cpu::Configuration cuda_cpu_configuration{declared}) {{ "
+                f"::cuda_cpu::launch(static_cast<void (*)({types})>({kernel}), cuda_cpu_configuration)({used}); }}")
+
+
+def start_of_specifiers(tokens, i):
+    """Returns the position of the first specifier (static, __launch_bounds__(256), ...) of the declaration that
+    contains the token at i."""
+    while i > 0 and (tokens[i - 1].kind in ("name", "string") and tokens[i - 1].text != "template"
+                     or tokens[i - 1].text in (")", "]")):
+        i = i - 1 if tokens[i - 1].kind != "punctuator" else tokens.match_back(i - 1) or 0
+    return i
 
 
 def find_template(tokens, i):
-    """Returns the template parameters of the declaration that contains the token at i, or None if it is not a template;
+    """Returns the template parameters of the declaration whose specifiers begin at i, or None if it is not a template;
     [] for template <>."""
     j = i - 1
-    while j >= 0 and (tokens[j].kind in ("name", "string")) and tokens[j].text != "template":
-        j -= 1
     if tokens.text(j) != ">":
         return None
     begin = tokens.match_back(j)
@@ -284,7 +332,7 @@ class File:
 
     def __init__(self, text, name, open_include=lambda spelled, quoted: None):
         self.source, self.name = text, name
-        self.edits, self.kernels, self.includes = [], [], []
+        self.edits, self.kernels, self.includes, self.device_code = [], [], [], []
         directives, self.tokens = {}, Tokens()
         for token in tokenize(text):
             line = self.tokens if token.directive is None else directives.setdefault(token.directive, Tokens())
@@ -299,41 +347,54 @@ class File:
         quoted = rest[0].kind == "string"
         spelled = rest[0].text[1:-1] if quoted else self.source[rest[0].end:rest[-1].at].strip()
         place = open_include(spelled, quoted)
-        feature = next((words for header, words in HEADERS.items() if re.fullmatch(header, spelled)), None)
+        elsewhere, feature = (next((value for header, value in table.items() if re.fullmatch(header, spelled)), None)
+                              for table in (ELSEWHERE, HEADERS))
         if place is not None:
             self.includes.append((rest[0].at, rest[-1].end, place))
+        elif spelled in PROVIDED:
+            return
+        elif elsewhere:
+            self.edit(rest[0].at, rest[-1].end, f"<{elsewhere}>")
         elif feature:
             self.edit(directive.at, rest[-1].end, "error " + NOT_EMULATED.format(spelled, feature))
 
     def find_functions(self):
-        """Finds the kernels, and the names of all other functions."""
+        """Finds the kernels, the names of all other functions, and the bodies of functions that only kernels call."""
         tokens, own_places = self.tokens, set()
         for i, token in enumerate(tokens):
-            found = find_parameters(tokens, i) if token.text == "__global__" else None
+            found = find_parameters(tokens, i) if token.text in ("__global__", "__device__") else None
             if found is None:
                 continue
             name, open_, close = found
-            own_places.add(name)
             end = close + 1
             while end < len(tokens) and tokens[end].text not in ("{", ";", "}", "=", ","):
                 end = (tokens.match(end) or end) + 1 if tokens[end].text == "(" else end + 1
             if tokens.text(end) == "{":
-                end = tokens.match(end)
-            if end is not None and tokens.text(end) in ("}", ";"):
-                self.add_kernel(i, name, open_, close, end)
+                begin, end = end, tokens.match(end)
+                if end is not None and "__host__" not in (tokens.text(i - 1), tokens.text(i + 1)):
+                    self.device_code.append(range(begin, end))
+            if token.text == "__global__":
+                own_places.add(name)
+                if end is not None and tokens.text(end) in ("}", ";"):
+                    self.add_kernel(i, name, open_, close, end)
         self.functions = {tokens[i].text for i in range(len(tokens) - 1)
                           if tokens[i].kind == "name" and tokens[i + 1].text == "(" and i not in own_places}
 
     def add_kernel(self, i, name, open_, close, end):
         tokens = self.tokens
-        template = find_template(tokens, i)
+        begin = start_of_specifiers(tokens, i)
+        template = find_template(tokens, begin)
         if template == [] or tokens[name].kind != "name":
             return  # a specialisation, or a name that a macro generates
         parts = tokens.split(open_ + 1, close)
         if len(parts) == 1 and spell(parts[0]) == "void":
             parts = []
         parameters = [Parameter(part, n) for n, part in enumerate(parts)]
-        self.kernels.append(Kernel(tokens[name].text, template, parameters, tokens[end].end))
+        for token in (t for part, p in zip(parts, parameters) if p.pack for t in part):
+            if token.text.startswith("__restrict"):   # in a pack g++ keeps it in the type of the function
+                self.edit(token.at, token.end, "")
+        is_static = any(t.text == "static" for t in tokens[begin:name])
+        self.kernels.append(Kernel(tokens[name].text, template, parameters, is_static, tokens[end].end))
 
     # -- rewriting
 
@@ -354,7 +415,7 @@ class File:
                     self.rewrite_shared(tokens, i, is_file)
                 elif token.text == "__noinline__" and tokens.text(i - 1) != "(":
                     self.edit(token.at, token.end, "__attribute__((noinline))")
-                elif token.text == "cudaLaunchKernel" and tokens.text(i + 1) == "(":
+                elif token.text in ("cudaLaunchKernel", "cudaLaunchCooperativeKernel") and tokens.text(i + 1) == "(":
                     self.remove_cast(tokens, i + 2)
         pieces, at = [], 0
         for begin, end, text in sorted(self.edits, key=lambda e: (e[0], e[1])):
@@ -369,6 +430,9 @@ class File:
             raise InvalidLaunch(f"{self.name}:{tokens[i].line}: <<<: expected a launch, "
                                 "kernel<<<grid, block>>>(arguments)")
         (open_, end), arguments = (tokens[i].at, tokens[close + 2].end), tokens[close + 3]
+        if tokens is self.tokens and any(i in body for body in self.device_code):
+            launch = tokens.text(i - 1) + "<<<>>>"
+            self.edit(tokens[first].at, tokens[first].at, error(launch, "launches by kernels are"))
         if name is not None and with_launcher.get(tokens[name].text):
             self.edit(tokens[name].at, tokens[name].at, "cuda_cpu_launch_")
             self.edit(open_, tokens[i + 2].end, "(::cuda_cpu::Configuration(")
@@ -487,9 +551,8 @@ def start_of_callee(tokens, i):
 # ---- programs of several files
 
 # The names become errors.
-PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n" + "".join(
-    f'#define {name} _Pragma("GCC error \\"{NOT_EMULATED.format(name, feature)}\\"")\n'
-    for name, feature in NAMES.items()))
+PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n" +
+            "".join(f"#define {name} {error(name, feature)}\n" for name, feature in NAMES.items()))
 
 
 def needing_launchers(files):
@@ -513,7 +576,9 @@ class Program:
     """A .cu file and the files that it includes. Each is written once."""
 
     def __init__(self, folders=()):
-        self.folders, self.files = list(folders), {}
+        # The headers of a CUDA toolkit are replaced by the emulator's.
+        self.folders = [folder for folder in folders if not os.path.isfile(os.path.join(folder, "cuda_runtime.h"))]
+        self.files = {}
 
     def read(self, path):
         if path in self.files:

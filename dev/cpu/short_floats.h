@@ -123,7 +123,11 @@ template <class Wide> inline float rounded_to_odd(Wide x) {
     private:                                                                                                          \
         unsigned short bits_;                                                                                         \
     };                                                                                                                \
-    struct __align__(4) T##2 { T x, y; };                                                                             \
+    struct __align__(4) T##2 {                                                                                        \
+        T x, y;                                                                                                       \
+        T##2() = default;                                                                                             \
+        T##2(T x_, T y_) : x(x_), y(y_) {}                                                                            \
+    };                                                                                                                \
     CUDA_CPU_SHORT_OPERATOR(T, +, __hadd, __hadd2)                                                                    \
     CUDA_CPU_SHORT_OPERATOR(T, -, __hsub, __hsub2)                                                                    \
     CUDA_CPU_SHORT_OPERATOR(T, *, __hmul, __hmul2)                                                                    \

@@ -1,7 +1,10 @@
 // Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the
 // options of testing.h the program runs as the child process of a test: see run_as_child().
-#include <cublasLt.h>
+#include <cooperative_groups.h>
+#include <cub/cub.cuh>
+#include <cublas_v2.h>
 #include <cuda.h>
+#include <cuda/atomic>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -16,6 +19,8 @@
 #include <random>
 
 #include "../tests/testing.h"
+
+using namespace cuda_cpu::ptx;
 
 extern __shared__ float4 dynamic_shared_memory[];
 
@@ -247,6 +252,258 @@ TEST("collectives") {
     expect("__nanosleep lets other threads run", in_every_order(a_waiting_thread_lets_others_run));
 }
 
+// Returns whether lanes that diverge see the lanes beside them: of both branches, and of a loop that they leave one by
+// one. The other half of the block waits at the barrier, or in a loop.
+static bool active_lanes_are_right(bool others_wait_in_a_loop) {
+    Array<int> out(64), flag(1);
+    run({1, 64}, [=, out = out.data, flag = flag.data] {
+        const unsigned t = threadIdx.x, lane = t % 32;
+        bool right = true;
+        if (t < 32) {
+            right = __activemask() == ~0u;
+            if (lane < 10) right = right && __activemask() == 0x3ff && __reduce_add_sync(__activemask(), lane) == 45;
+            else right = right && __activemask() == ~0x3ffu;
+            for (unsigned i = 0; i < lane; i++) right = right && __activemask() == ~0u << (i + 1);
+            atomicAdd(flag, 1);
+        } else if (others_wait_in_a_loop) {
+            while (atomicAdd(flag, 0) < 32) __nanosleep(100);
+        }
+        __syncthreads();
+        out[t] = right;
+    });
+    return out.all_are(1);
+}
+
+namespace cg = cooperative_groups;
+template <class Group> static int sum_by_shuffles(const Group& group, int x) {
+    for (unsigned i = group.size() / 2; i > 0; i /= 2) x += group.shfl_down(x, i);
+    return group.shfl(x, 0);
+}
+static bool tiles_are_right() {
+    Array<int> out(96);
+    run({1, dim3(16, 6)}, [out = out.data] {
+        __shared__ int sums[6];
+        const cg::thread_block block = cg::this_thread_block();
+        const unsigned t = block.thread_rank(), place = t % 16;
+        const cg::thread_block_tile<32> warp = cg::tiled_partition<32>(block);
+        const auto tile = cg::tiled_partition<16>(warp);
+        const cg::thread_group any = cg::tiled_partition(block, 4);
+        bool right = t == threadIdx.x + 16 * threadIdx.y && block.size() == 96 && block.group_dim().y == 6 &&
+                     warp.thread_rank() == t % 32 && warp.meta_group_size() == 3 && warp.meta_group_rank() == t / 32 &&
+                     tile.meta_group_size() == 2 && tile.meta_group_rank() == t / 16 % 2 && tile.size() == 16 &&
+                     any.size() == 4 && any.thread_rank() == t % 4;
+        any.sync();
+        const int first = static_cast<int>(t - place);
+        right = right && sum_by_shuffles(tile, static_cast<int>(t)) == 16 * first + 120 &&
+                tile.shfl_up(t, 3) == (place < 3 ? t : t - 3) && tile.shfl_xor(t, 5) == (t ^ 5) &&
+                tile.any(place == 3) && !tile.all(place == 3) && tile.ballot(place == 3 || place == 9) == 0x208 &&
+                tile.match_any(place % 4) == 0x1111u << place % 4 &&
+                cg::reduce(tile, static_cast<int>(t), cg::plus<int>()) == 16 * first + 120 &&
+                cg::reduce(tile, place + 1, cg::greater<>()) == 16 && cg::reduce(tile, place + 1, cg::less<>()) == 1 &&
+                cg::inclusive_scan(tile, 2) == static_cast<int>(2 * place + 2) &&
+                cg::exclusive_scan(tile, place, [](unsigned x, unsigned y) { return std::max(x, y); }) ==
+                    (place == 0 ? 0 : place - 1);
+        if (place == 0) sums[t / 16] = static_cast<int>(t);
+        cg::sync(block);
+        out[t] = right && sums[5] == 80;
+    });
+    return out.all_are(1);
+}
+// Groups of the lanes that are active, and of those with the same label.
+static bool parts_of_a_warp_are_right() {
+    Array<int> out(32);
+    run({1, 32}, [out = out.data] {
+        const unsigned lane = threadIdx.x;
+        const cg::coalesced_group labels = cg::labeled_partition(cg::coalesced_threads(), lane % 5);
+        bool right = labels.size() == (lane % 5 < 2 ? 7 : 6) && labels.thread_rank() == lane / 5 &&
+                     labels.meta_group_rank() == lane % 5 && labels.meta_group_size() == 5;
+        if (lane % 3 == 1) {   // lanes 1, 4, ... 31
+            const cg::coalesced_group active = cg::coalesced_threads();
+            const auto halves = cg::binary_partition(active, lane > 16);
+            const auto pairs = cg::tiled_partition(active, 2);
+            right = right && active.size() == 11 && active.thread_rank() == lane / 3 && active.shfl(lane, 2) == 7 &&
+                    active.shfl_down(lane, 1) == (lane == 31 ? 31 : lane + 3) && active.ballot(lane > 27) == 0x600 &&
+                    cg::reduce(active, lane, cg::plus<unsigned>()) == 176 &&
+                    cg::inclusive_scan(active, 1u) == lane / 3 + 1 && halves.size() == (lane > 16 ? 5 : 6) &&
+                    pairs.thread_rank() == lane / 3 % 2 &&
+                    pairs.shfl(lane, 0) == lane - lane / 3 % 2 * 3;
+            active.sync();
+        }
+        out[lane] = right;
+    });
+    return out.all_are(1);
+}
+// Copies arrays of 64 elements to shared memory by cp.async (float4, float) and by loads (char), and reads them.
+template <class T> static bool groups_copy() {
+    Array<T> in(64), out(64);
+    for (unsigned i = 0; i < 64; i++) memset(static_cast<void*>(&in[i]), static_cast<int>(i), sizeof(T));
+    run({1, 64}, [in = in.data, out = out.data] {
+        __shared__ T stages[2][64];
+        const cg::thread_block block = cg::this_thread_block();
+        cg::memcpy_async(block, stages[0], in, 32 * sizeof(T));
+        cg::memcpy_async(block, stages[1], in + 32, 32 * sizeof(T));
+        cg::wait_prior<1>(block);
+        if (threadIdx.x < 32) out[threadIdx.x] = stages[0][31 - threadIdx.x];
+        cg::wait(block);
+        if (threadIdx.x >= 32) out[threadIdx.x] = stages[1][63 - threadIdx.x];
+    });
+    return out.each([&](size_t t, const T& x) { return memcmp(&x, &in[t < 32 ? 31 - t : 95 - t], sizeof(T)) == 0; });
+}
+// Each thread copies 3 elements of 8 bytes, the last of which is filled with zeros.
+static bool primitives_copy() {
+    Array<double> in(96), out(96);
+    for (size_t i = 0; i < 96; i++) in[i] = static_cast<double>(i + 1);
+    run({1, 32}, [in = in.data, out = out.data] {
+        __shared__ double stage[3][32];
+        const unsigned t = threadIdx.x;
+        for (unsigned i = 0; i < 3; i++) {
+            __pipeline_memcpy_async(&stage[i][t], &in[i * 32 + t], 8, i == 2 ? 8 : 0);
+            __pipeline_commit();
+        }
+        __pipeline_wait_prior(1);
+        __syncthreads();
+        out[t] = stage[0][31 - t], out[32 + t] = stage[1][31 - t];
+        __pipeline_wait_prior(0);
+        out[64 + t] = stage[2][t];
+    });
+    return out.each([](size_t i, double x) { return x == (i < 32 ? 32. - i : i < 64 ? 96. - i : 0); });
+}
+// Reductions and scans of THREADS threads in a block of two dimensions, with 1 and with 3 values per thread.
+template <int THREADS> static bool cub_is_right() {
+    constexpr int half = THREADS / 2, count = 3 * THREADS;
+    const auto sum_below = [](int n) { return n * (n - 1) / 2; };
+    Array<int> out(THREADS);
+    run({1, dim3(half, 2)}, [=, out = out.data] {
+        using Reduce = cub::BlockReduce<int, half, cub::BLOCK_REDUCE_WARP_REDUCTIONS, 2>;
+        using Scan = cub::BlockScan<int, half, cub::BLOCK_SCAN_WARP_SCANS, 2>;
+        using Best = cub::KeyValuePair<int, float>;
+        using ReduceBest = cub::BlockReduce<Best, half, cub::BLOCK_REDUCE_RAKING, 2>;
+        __shared__ union { typename Reduce::TempStorage reduce; typename Scan::TempStorage scan; } storage;
+        __shared__ typename ReduceBest::TempStorage best_storage;
+        const int t = static_cast<int>(threadIdx.x + half * threadIdx.y);
+        int three[3] = {3 * t, 3 * t + 1, 3 * t + 2}, result = 0, total = 0, results[3];
+        bool right = true;
+        const auto holds_in_first = [&](int found, int expected) {
+            right = right && (t != 0 || found == expected);
+            __syncthreads();
+        };
+        holds_in_first(Reduce(storage.reduce).Sum(t), sum_below(THREADS));
+        holds_in_first(Reduce(storage.reduce).Sum(three), sum_below(count));
+        holds_in_first(Reduce(storage.reduce).Reduce(7 - t, cub::Max(), THREADS - 5), 7);
+        holds_in_first(Reduce(storage.reduce).Sum(t, THREADS - 5), sum_below(THREADS - 5));
+        holds_in_first(ReduceBest(best_storage).Reduce(Best{t, float(t % 11)}, cub::ArgMax()).key, 10);
+        Scan(storage.scan).InclusiveSum(t, result, total);
+        right = right && result == sum_below(t + 1) && total == sum_below(THREADS);
+        __syncthreads();
+        Scan(storage.scan).ExclusiveSum(three, results);
+        right = right && results[0] == sum_below(3 * t) && results[2] == sum_below(3 * t + 2);
+        __syncthreads();
+        Scan(storage.scan).ExclusiveScan(t == 9 ? 50 : 1, result, -1, cub::Max());
+        out[t] = right && result == (t == 0 ? -1 : t <= 9 ? 1 : 50);
+    });
+    return out.all_are(1);
+}
+// Loads 4 elements per thread, of which the last 3 do not exist, and stores twice their value.
+template <cub::BlockLoadAlgorithm LOAD, cub::BlockStoreAlgorithm STORE> static bool cub_copies() {
+    Array<int> in(256), out(256), right(64);
+    for (size_t i = 0; i < 256; i++) in[i] = static_cast<int>(i);
+    run({1, 64}, [in = in.data, out = out.data, right = right.data] {
+        using Load = cub::BlockLoad<int, 64, 4, LOAD>;
+        using Store = cub::BlockStore<int, 64, 4, STORE>;
+        __shared__ union { typename Load::TempStorage load; typename Store::TempStorage store; } storage;
+        int items[4];
+        Load(storage.load).Load(in, items, 253, -5);
+        __syncthreads();
+        right[threadIdx.x] = items[3];
+        for (int& item : items) item *= 2;
+        Store(storage.store).Store(out, items, 253);
+    });
+    constexpr bool striped = LOAD == cub::BLOCK_LOAD_STRIPED;
+    return out.each([](size_t i, int x) { return x == (i < 253 ? static_cast<int>(2 * i) : 0); }) &&
+           right.each([](size_t t, int x) {
+               const size_t at = striped ? 192 + t : 4 * t + 3;
+               return x == (at < 253 ? static_cast<int>(at) : -5);
+           });
+}
+static bool cub_warps_are_right() {
+    Array<int> out(64);
+    run({1, 64}, [out = out.data] {
+        using Reduce = cub::WarpReduce<int, 8>;
+        using Scan = cub::WarpScan<int>;
+        __shared__ Reduce::TempStorage reduce[8];
+        __shared__ Scan::TempStorage scan[2];
+        const int t = static_cast<int>(threadIdx.x), lane = t % 32, first = t / 8 * 8;
+        const int sum = Reduce(reduce[t / 8]).Sum(t), least = Reduce(reduce[t / 8]).Reduce(-t, cub::Min(), 5);
+        int result = 0, total = 0;
+        Scan(scan[t / 32]).ExclusiveSum(2, result, total);
+        out[t] = (t != first || (sum == 8 * first + 28 && least == -first - 4)) && result == 2 * lane && total == 64;
+    });
+    return out.all_are(1);
+}
+TEST("cub") {
+    if (WARP_SIZE == 1) return;
+    expect("BlockReduce and BlockScan: blocks of 256, 48 and 20 threads", in_every_order([] {
+               return cub_is_right<256>() && cub_is_right<48>() && cub_is_right<20>();
+           }));
+    expect("BlockLoad and BlockStore: direct, striped, transposed", in_every_order([] {
+               return cub_copies<cub::BLOCK_LOAD_DIRECT, cub::BLOCK_STORE_DIRECT>() &&
+                      cub_copies<cub::BLOCK_LOAD_STRIPED, cub::BLOCK_STORE_STRIPED>() &&
+                      cub_copies<cub::BLOCK_LOAD_VECTORIZE, cub::BLOCK_STORE_VECTORIZE>() &&
+                      cub_copies<cub::BLOCK_LOAD_TRANSPOSE, cub::BLOCK_STORE_WARP_TRANSPOSE>();
+           }));
+    expect("WarpReduce of 8 lanes, WarpScan", in_every_order(cub_warps_are_right));
+}
+
+// Blocks pass numbers to the next block, several times; shared memory and a thread's variables stay theirs.
+static void pass_on(int* numbers, int rounds, int* right) {
+    __shared__ int kept;
+    extern __shared__ float4 dynamic_shared_memory[];
+    int* const dynamic = reinterpret_cast<int*>(dynamic_shared_memory);
+    const cg::grid_group grid = cg::this_grid();
+    const unsigned t = threadIdx.x, me = static_cast<unsigned>(grid.thread_rank()), mine = blockIdx.x + 7;
+    if (t == 0) kept = static_cast<int>(mine);
+    dynamic[t] = static_cast<int>(me);
+    for (int i = 0; i < rounds; i++) {
+        const int next = numbers[(me + blockDim.x) % grid.size()];
+        grid.sync();
+        numbers[me] = next + 1;
+        cg::sync(grid);
+    }
+    right[me] = grid.is_valid() && kept == static_cast<int>(mine) && dynamic[t] == static_cast<int>(me);
+}
+static bool grids_wait() {
+    Array<int> numbers(5 * 48), right(5 * 48);
+    for (size_t i = 0; i < numbers.size; i++) numbers[i] = static_cast<int>(i);
+    int rounds = 3;
+    void* arguments[] = {&numbers.data, &rounds, &right.data};
+    const cudaError_t error = cudaLaunchCooperativeKernel(pass_on, 5, 48, arguments, 48 * sizeof(int));
+    cudaDeviceSynchronize();
+    return error == cudaSuccess && right.all_are(1) && numbers.each([](size_t i, int x) {
+        return x == static_cast<int>((i + 3 * 48) % 240) + 3;
+    });
+}
+TEST("grids") {
+    expect("grid.sync() waits for all blocks; shared memory and variables are kept", in_every_order(grids_wait));
+    expect("a cooperative launch with more blocks than are resident is an error", WARP_SIZE == 1 || on("a100", [] {
+               void* arguments[] = {nullptr, nullptr, nullptr};
+               return cudaLaunchCooperativeKernel(pass_on, 108 * 2 + 1, 1024, arguments) ==
+                      cudaErrorCooperativeLaunchTooLarge;
+           }));
+}
+
+TEST("groups") {
+    if (WARP_SIZE == 1) return;
+    expect("__activemask has the lanes of a branch and of a loop; other threads may wait at a barrier or in a loop",
+           in_every_order([] { return active_lanes_are_right(false) && active_lanes_are_right(true); }));
+    expect("tiles of a block and of a warp: ranks, shuffles, votes, reductions, scans",
+           in_every_order(tiles_are_right));
+    expect("coalesced threads, and groups with the same label", in_every_order(parts_of_a_warp_are_right));
+    expect("groups copy arrays to shared memory", in_every_order([] {
+               return groups_copy<float4>() && groups_copy<float>() && groups_copy<char>();
+           }));
+    expect("copies of 8 bytes complete at __pipeline_wait_prior", in_every_order(primitives_copy));
+}
+
 // ==== errors that end the program, and workers ==========================================================
 
 // Runs a kernel with the named error.
@@ -270,6 +527,14 @@ static int run_fatal_error(const std::string& what) {
     volatile int past = 16;   // AddressSanitizer does not check a constant index into an array of known size
     if (what == "shared")
         run({1, 1, 64}, [i = int{past}] { reinterpret_cast<volatile float*>(dynamic_shared_memory)[i] = 1; });
+    cudaLaunchAttribute cooperative{cudaLaunchAttributeCooperative, {1}};
+    cuda_cpu::Configuration five_blocks(5, 2);
+    five_blocks.attrs = &cooperative;
+    five_blocks.numAttrs = what == "ordinary" ? 0 : 1;
+    if (what == "ordinary" || what == "some_blocks")
+        run(five_blocks, [] {
+            if (blockIdx.x != 2) cg::this_grid().sync();
+        });
     if (what == "trap") run({1, 1}, [] { __trap(); });
     if (what == "global") run({1, 1}, [=] { out[100] = 1; });
     return 0;
@@ -284,6 +549,9 @@ TEST("fatal errors") {
                            "  threads 5: in __shfl_xor_sync with mask 0xffffffff\n  threads 64-95: ended",
                            "deadlock") &&
                    child_fails(1, "kernel half_wait, block (", "deadlock"));
+    expect("grid.sync() reports a launch that is not cooperative, and blocks that have ended",
+           child_fails(1, "grid.sync() in a launch without cudaLaunchCooperativeKernel", "ordinary") &&
+               child_fails(1, "deadlock: 4 blocks wait in grid.sync(), 1 have ended", "some_blocks"));
     expect("__trap ends the program", child_fails(1, "1 x 1 x 1 threads: __trap\n", "trap"));
 #ifdef __SANITIZE_ADDRESS__
     expect("AddressSanitizer finds a write past the launch's shared memory",
@@ -409,6 +677,68 @@ static bool rows_are_copied() {
     return right && cudaFree(matrix) == cudaSuccess && cudaFreeHost(host) == cudaSuccess;
 }
 
+// Copies slices of rows, registers memory, and calls back from a stream.
+static bool slices_are_copied() {
+    float numbers[2][2][3] = {{{1, 2, 3}, {4, 5, 6}}, {{7, 8, 9}, {10, 11, 12}}}, back[2][3] = {};
+    cudaPitchedPtr device{};
+    const cudaExtent all = make_cudaExtent(12, 2, 2);
+    cudaMemcpy3DParms in{}, out{};
+    bool right = cudaMalloc3D(&device, all) == cudaSuccess && device.pitch % 256 == 0 && device.ysize == 2;
+    in.srcPtr = make_cudaPitchedPtr(numbers, 12, 3, 2);
+    in.dstPtr = out.srcPtr = device;
+    in.extent = all;
+    in.kind = cudaMemcpyHostToDevice;
+    out.srcPos = make_cudaPos(4, 0, 1);
+    out.dstPtr = make_cudaPitchedPtr(back, 12, 3, 2);
+    out.extent = make_cudaExtent(8, 2, 1);
+    out.kind = cudaMemcpyDeviceToHost;
+    right = right && cudaMemcpy3D(&in) == cudaSuccess && cudaMemcpy3D(&out) == cudaSuccess && back[0][0] == 8 &&
+            back[0][1] == 9 && back[0][2] == 0 && back[1][0] == 11 && cudaMemset3D(device, 0, all) == cudaSuccess &&
+            cudaMemcpy3D(&out) == cudaSuccess && back[0][0] == 0 && back[1][1] == 0;
+    std::vector<float> host(4, 7);
+    float* mapped = nullptr;
+    cudaPointerAttributes of_device, of_host, of_stack;
+    right = right && cudaHostGetDevicePointer(&mapped, host.data(), 0) == cudaErrorInvalidValue &&
+            cudaHostRegister(host.data(), 16, cudaHostRegisterMapped) == cudaSuccess &&
+            cudaHostRegister(host.data(), 16, 0) == cudaErrorHostMemoryAlreadyRegistered &&
+            cudaHostGetDevicePointer(&mapped, host.data(), 0) == cudaSuccess && mapped == host.data() &&
+            cudaPointerGetAttributes(&of_device, device.ptr) == cudaSuccess && of_device.type == cudaMemoryTypeDevice &&
+            cudaPointerGetAttributes(&of_host, mapped) == cudaSuccess && of_host.type == cudaMemoryTypeHost &&
+            cudaPointerGetAttributes(&of_stack, &of_host) == cudaSuccess &&
+            of_stack.type == cudaMemoryTypeUnregistered && cudaHostUnregister(host.data()) == cudaSuccess &&
+            cudaHostUnregister(host.data()) == cudaErrorHostMemoryNotRegistered;
+    cudaGetLastError();
+    return right && cudaFree(device.ptr) == cudaSuccess;
+}
+
+// Limits, flags, attributes and peers: what is set is returned, and what one device cannot do is an error.
+static bool device_is_described() {
+    size_t bytes = 0;
+    unsigned flags = 0;
+    int value = -1, one = 1;
+    cudaFuncAttributes attributes{};
+    cudaStream_t stream;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    bool right = cudaDeviceSetLimit(cudaLimitStackSize, 4096) == cudaSuccess &&
+                 cudaDeviceGetLimit(&bytes, cudaLimitStackSize) == cudaSuccess && bytes == 4096 &&
+                 cudaSetDeviceFlags(cudaDeviceMapHost) == cudaSuccess && cudaGetDeviceFlags(&flags) == cudaSuccess &&
+                 flags == cudaDeviceMapHost && cudaStreamGetFlags(stream, &flags) == cudaSuccess &&
+                 flags == cudaStreamNonBlocking && cudaDeviceCanAccessPeer(&value, 0, 0) == cudaSuccess && value == 0 &&
+                 cudaDeviceEnablePeerAccess(0, 0) == cudaErrorInvalidDevice &&
+                 cudaDeviceGetAttribute(&value, cudaDevAttrComputeMode, 0) == cudaSuccess &&
+                 value == cudaComputeModeDefault &&
+                 cudaDeviceGetAttribute(&value, cudaDevAttrCanMapHostMemory, 0) == cudaSuccess && value == 1 &&
+                 cudaFuncGetAttributes(&attributes, nothing) == cudaSuccess && attributes.maxThreadsPerBlock == 1024 &&
+                 attributes.sharedSizeBytes == 0 && attributes.maxDynamicSharedSizeBytes == 48 << 10;
+    const auto callback = [](cudaStream_t, cudaError_t status, void* to) {
+        *static_cast<int*>(to) += status == cudaSuccess;
+    };
+    right = right && cudaStreamAddCallback(stream, callback, &one, 0) == cudaSuccess &&
+            cudaStreamSynchronize(stream) == cudaSuccess && one == 2;
+    cudaGetLastError();
+    return right && cudaStreamDestroy(stream) == cudaSuccess;
+}
+
 __global__ void add_both(int* sum, int x, float y) { atomicAdd(sum, x + static_cast<int>(y)); }
 static bool launches_by_address() {
     Array<int> sum(1);
@@ -466,6 +796,8 @@ TEST("host") {
                cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
     expect("variables are copied within their bounds, and have an address and a size", symbols_are_copied());
     expect("rows are copied and set, with a pitch; pinned memory has an address on the device", rows_are_copied());
+    expect("slices are copied and set; memory can be registered, and pointers tell their kind", slices_are_copied());
+    expect("limits, flags and attributes of device and kernel are returned; callbacks run", device_is_described());
     expect("cudaLaunchKernel and cudaLaunchHostFunc run; queries return when they have", launches_by_address());
     cudaDeviceProp p;
     expect("cudaGetDeviceProperties describes the processor",
@@ -845,7 +1177,135 @@ static float fp8_sum(int bits) {
     return d[m - 1];
 }
 
+// Returns whether cuBLAS's functions of T give the results of their definitions, for 3 x 3 matrices of small integers.
+template <class T> static bool blas_is_right() {
+    constexpr int n = 3, all = n * n;
+    constexpr auto N = CUBLAS_OP_N, t = CUBLAS_OP_T;
+    const T two = 2, three = 3, a_host[all] = {4, 1, -2, 0, 3, 5, 0, 0, 2}, b_host[all] = {1, -6, 3, 2, 0, 5, 7, 1, 4};
+    cublasHandle_t handle;
+    cudaStream_t stream;
+    cublasCreate(&handle);
+    cudaStreamCreate(&stream);
+    cublasSetStream(handle, stream);
+    Array<T> a(all), b(all), c(all), results(3);
+    T* const C = c.data;
+    cublasSetMatrix(n, n, sizeof(T), a_host, n, a.data, n);
+    cublasSetVector(all, sizeof(T), b_host, 1, b.data, 1);
+    T found[all] = {};
+    // Sets C to B, calls f(), and copies C to `found`.
+    const auto calls = [&](auto f) {
+        cudaMemcpy(C, b_host, sizeof(found), cudaMemcpyHostToDevice);
+        const bool right = f() == CUBLAS_STATUS_SUCCESS && cudaStreamSynchronize(stream) == cudaSuccess;
+        return right && cublasGetMatrix(n, n, sizeof(T), C, n, found, n) == CUBLAS_STATUS_SUCCESS;
+    };
+    // Returns whether f() sets element (i, j) of C to expected(i, j).
+    const auto gives = [&](auto f, auto expected) {
+        bool right = calls(f);
+        for (int i = 0; i < all; i++) right = right && found[i] == expected(i % n, i / n);
+        return right;
+    };
+    const auto A = [&](int i, int j) { return a_host[i + n * j]; };
+    const auto B = [&](int i, int j) { return b_host[i + n * j]; };
+    const auto over = [](auto term) { return term(0) + term(1) + term(2); };
+    bool right =
+        gives([&] { return cuda_cpu::gemm(handle, t, N, n, n, n, &two, a.data, n, b.data, n, &three, C, n); },
+              [&](int i, int j) { return 2 * over([&](int k) { return A(k, i) * B(k, j); }) + 3 * B(i, j); }) &&
+        gives([&] { return cuda_cpu::gemm_batches(handle, N, t, 1, 1, n, &two, a.data, n, 1, b.data, n, 1, &three, C, n,
+                                                  1, n); },
+              [&](int i, int j) {
+                  return j > 0 ? B(i, j) : 2 * over([&](int k) { return A(i, k) * B(i, k); }) + 3 * B(i, 0);
+              }) &&
+        gives([&] { return cuda_cpu::geam(handle, N, t, n, n, &two, a.data, n, &three, b.data, n, C, n); },
+              [&](int i, int j) { return 2 * A(i, j) + 3 * B(j, i); }) &&
+        gives([&] { return cuda_cpu::dgmm(handle, CUBLAS_SIDE_RIGHT, n, n, b.data, n, a.data, 1, C, n); },
+              [&](int i, int j) { return B(i, j) * A(j, 0); }) &&
+        gives([&] { return cuda_cpu::syrk(handle, CUBLAS_FILL_MODE_LOWER, N, n, n, &two, a.data, n, &three, C, n); },
+              [&](int i, int j) {
+                  return i < j ? B(i, j) : 2 * over([&](int k) { return A(i, k) * A(j, k); }) + 3 * B(i, j);
+              }) &&
+        gives([&] { return cuda_cpu::symm(handle, CUBLAS_SIDE_LEFT, CUBLAS_FILL_MODE_LOWER, n, n, &two, a.data, n,
+                                          b.data, n, &three, C, n); },
+              [&](int i, int j) {
+                  const auto term = [&](int k) { return A(std::max(i, k), std::min(i, k)) * B(k, j); };
+                  return 2 * over(term) + 3 * B(i, j);
+              }) &&
+        gives([&] { return cuda_cpu::gemv(handle, t, n, n, &two, a.data, n, b.data, 1, &three, C, 1); },
+              [&](int i, int j) {
+                  return j > 0 ? B(i, j) : 2 * over([&](int k) { return A(k, i) * B(k, 0); }) + 3 * B(i, 0);
+              }) &&
+        gives([&] { return cuda_cpu::ger(handle, n, n, &two, a.data, 1, b.data, 1, C, n); },
+              [&](int i, int j) { return 2 * A(i, 0) * B(j, 0) + B(i, j); }) &&
+        gives([&] { return cuda_cpu::axpy(handle, n, &two, a.data, 1, C, -1); },
+              [&](int i, int j) { return j > 0 ? B(i, j) : B(i, 0) + 2 * A(2 - i, 0); }) &&
+        gives([&] { return cuda_cpu::scal(handle, n, &two, C, n); },
+              [&](int i, int j) { return i > 0 ? B(i, j) : 2 * B(i, j); }) &&
+        gives([&] { return cuda_cpu::swap(handle, n, C + n, 1, C, 1); },
+              [&](int i, int j) { return B(i, j == 2 ? 2 : 1 - j); }) &&
+        gives([&] { return cuda_cpu::copy(handle, n, a.data, 1, C + n, 1); },
+              [&](int i, int j) { return j == 1 ? A(i, 0) : B(i, j); });
+    for (int which = 0; which < 8; which++) {   // op(A) X = 2 B or X op(A) = 2 B, with either triangle of A
+        const auto side = which & 1 ? CUBLAS_SIDE_LEFT : CUBLAS_SIDE_RIGHT;
+        const auto fill = which & 2 ? CUBLAS_FILL_MODE_UPPER : CUBLAS_FILL_MODE_LOWER;
+        const auto ta = which & 4 ? N : t;
+        right = right && calls([&] { return cuda_cpu::trsm(handle, side, fill, ta, CUBLAS_DIAG_NON_UNIT, n, n, &two,
+                                                           a.data, n, C, n); });
+        const auto op = [&](int i, int j) {
+            if (ta == t) std::swap(i, j);
+            return i == j || (i < j) == (fill == CUBLAS_FILL_MODE_UPPER) ? A(i, j) : T{0};
+        };
+        for (int i = 0; i < all; i++) {
+            const T product = over([&](int k) {
+                return side == CUBLAS_SIDE_LEFT ? op(i % n, k) * found[k + i / n * n]
+                                                : found[i % n + k * n] * op(k, i / n);
+            });
+            right = right && std::abs(product - 2 * b_host[i]) < T(1e-4);
+        }
+    }
+    T dot = 0, norm = 0, sum = 0;
+    int largest = 0, smallest = 0;
+    right = right && cuda_cpu::dot(handle, n, a.data, 1, b.data, 1, &dot) == CUBLAS_STATUS_SUCCESS && dot == -8 &&
+            cuda_cpu::nrm2(handle, 2, a.data + 1, 3, &norm) == CUBLAS_STATUS_SUCCESS &&
+            std::abs(norm * norm - 10) < T(1e-4) &&
+            cuda_cpu::asum(handle, n, b.data, 1, &sum) == CUBLAS_STATUS_SUCCESS && sum == 10 &&
+            cuda_cpu::extreme<T, std::less<>>(handle, n, b.data, 1, &largest) == CUBLAS_STATUS_SUCCESS &&
+            cuda_cpu::extreme<T, std::greater<>>(handle, n, b.data, 1, &smallest) == CUBLAS_STATUS_SUCCESS &&
+            largest == 2 && smallest == 1;
+    cublasSetPointerMode(handle, CUBLAS_POINTER_MODE_DEVICE);   // alpha and results are in device memory
+    T* const r = results.data;
+    right = right && cuda_cpu::dot(handle, n, a.data, 1, b.data, 1, r) == CUBLAS_STATUS_SUCCESS &&
+            cuda_cpu::axpy(handle, 1, r, a.data, 1, r + 1, 1) == CUBLAS_STATUS_SUCCESS &&
+            cudaStreamSynchronize(stream) == cudaSuccess && r[0] == -8 && r[1] == -32;
+    return right && cublasDestroy(handle) == CUBLAS_STATUS_SUCCESS && cudaStreamDestroy(stream) == cudaSuccess;
+}
+
+// Half precision, and errors. A and B (2, 2) by GemmEx, with a float result.
+static bool short_blas_is_right() {
+    cublasHandle_t handle;
+    cublasCreate(&handle);
+    Array<__half> a(4), c(4);
+    Array<float> d(4);
+    for (int i = 0; i < 4; i++) a[i] = static_cast<float>(i + 1);
+    const __half one = 1.0f, zero = 0.0f;
+    const float half = 0.5f, none = 0;
+    const auto N = CUBLAS_OP_N;
+    const auto mixed = [&](int ld, cudaDataType_t type) {
+        return cublasGemmEx(handle, N, N, 2, 2, 2, &half, a.data, CUDA_R_16F, ld, a.data, CUDA_R_16F, 2, &none, d.data,
+                            type, 2, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT_TENSOR_OP);
+    };
+    const bool right = cublasHgemm(handle, N, N, 2, 2, 2, &one, a.data, 2, a.data, 2, &zero, c.data, 2) ==
+                           CUBLAS_STATUS_SUCCESS && mixed(2, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+                       mixed(1, CUDA_R_32F) == CUBLAS_STATUS_INVALID_VALUE &&
+                       mixed(2, CUDA_R_16BF) == CUBLAS_STATUS_NOT_SUPPORTED &&
+                       cublasSscal(nullptr, 4, &half, d.data, 1) == CUBLAS_STATUS_NOT_INITIALIZED &&
+                       cublasGetStatusName(CUBLAS_STATUS_INVALID_VALUE) == std::string("CUBLAS_STATUS_INVALID_VALUE");
+    cudaDeviceSynchronize();
+    cublasDestroy(handle);
+    return right && float(c[0]) == 7 && float(c[3]) == 22 && d[0] == 3.5f && d[1] == 5 && d[2] == 7.5f && d[3] == 11;
+}
+
 TEST("products") {
+    expect("cuBLAS: levels 1 to 3 of float and double equal their definitions; half precision; errors",
+           blas_is_right<float>() && blas_is_right<double>() && short_blas_is_right());
     expect("products of column-major matrices with every transposition, leading dimensions, alpha, beta, C and each "
            "epilogue equal a loop in double, by oneDNN and by the plain loop",
            products_are_right<float>(CUDA_R_32F) && products_are_right<__nv_bfloat16>(CUDA_R_16BF) &&
@@ -1813,7 +2273,8 @@ TEST("cards") {
            child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
                        "CUDA_CPU_CARD=h900"));
     expect("symbols and rows are copied on an emulated GPU, and launches by address run", on("h100", [] {
-              const auto all = [] { return symbols_are_copied() && rows_are_copied() && launches_by_address(); };
+              const auto all = [] { return symbols_are_copied() && rows_are_copied() && slices_are_copied() &&
+                                               launches_by_address() && blas_is_right<float>(); };
               return under_seeds(1, 8, all);
           }));
     expect("occupancy and attributes are the GPU's", on("h100", occupancy_is_the_gpus));
@@ -1850,7 +2311,40 @@ template <class T> static bool sums_of(T value) {
     return each_once;
 }
 
+// The operations of cuda::atomic_ref and cuda::atomic on one number.
+template <class T> static bool atomic_types_are_right() {
+    T number = 5, expected = 4;
+    const cuda::atomic_ref<T, cuda::thread_scope_device> r(number);
+    bool right = r.fetch_add(3, cuda::memory_order_relaxed) == 5 && r.load(cuda::memory_order_acquire) == 8 &&
+                 r.fetch_sub(1) == 8 && r.fetch_max(20) == 7 && r.fetch_min(6) == 20 && r.exchange(9) == 6 &&
+                 !r.compare_exchange_strong(expected, 1) && expected == 9 && r.compare_exchange_weak(expected, 1) &&
+                 ++r == 2 && r-- == 2 && (r += 10) == 11 && r == 11 && number == 11;
+    r.store(3, cuda::memory_order_release);
+    cuda::std::atomic<T> value(7);
+    return right && number == 3 && value++ == 7 && (value = 2) == 2 && value.fetch_add(4) == 2 && value == 6;
+}
+// One thread publishes data for the others, which wait for a flag.
+static bool flags_order_data() {
+    Array<int> out(64);
+    run({1, 64}, [out = out.data] {
+        __shared__ int data;
+        __shared__ cuda::atomic<int, cuda::thread_scope_block> flag;
+        if (threadIdx.x == 0) flag.store(0);
+        __syncthreads();
+        if (threadIdx.x == 40) {
+            data = 7;
+            flag.store(1, cuda::memory_order_release);
+        }
+        flag.wait(0, cuda::memory_order_acquire);
+        out[threadIdx.x] = data;
+    });
+    return out.all_are(7);
+}
+
 TEST("atomics") {
+    expect("cuda::atomic_ref and cuda::atomic: operations on int, unsigned long long, float; a thread waits for a flag",
+           atomic_types_are_right<int>() && atomic_types_are_right<unsigned long long>() &&
+               atomic_types_are_right<float>() && in_every_order(flags_order_data));
     expect("each atomicAdd returns a different sum, for int, unsigned, unsigned long long, float, double, bfloat16",
            sums_of<int>(2) && sums_of<unsigned>(3) && sums_of<unsigned long long>(1ull << 40) && sums_of<float>(0.5f) &&
                sums_of<double>(0.125) &&

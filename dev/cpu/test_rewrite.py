@@ -161,6 +161,66 @@ def test_launches():
     expect(len(lines) == len(words) and not moved, "every word stays in its line", str(moved))
 
 
+# ---- signatures of template kernels
+
+SIGNATURES = r"""
+template <typename T> __global__ void copy(const T* __restrict__ in, T* __restrict__ out, const int n)
+{
+    if (threadIdx.x < n) out[threadIdx.x] = in[threadIdx.x] + 1;
+}
+template <typename T, int N = 4> __launch_bounds__(128, 2) __global__
+void rows(T* const __restrict__ out, T (*__restrict__ in)[N]) { out[0] = N + in[1][0]; }
+template <template <class> class F, class T> __global__ void apply(T* __restrict__ out, F<T> f) { out[0] = f(3); }
+template <class T> struct Twice { __device__ T operator()(T x) const { return 2 * x; } };
+namespace outer::inner {
+template <class T, unsigned SIZE> static __global__ void __launch_bounds__(SIZE) size(T* __restrict__ x) { *x = SIZE; }
+}
+namespace outer { template <class T> void run(T* x) { inner::size<T, 32u><<<1, 32>>>(x); } }
+template <class T> struct Owner {
+    template <int N> static __global__ void number(T* __restrict__ out) { out[0] = N; }
+    static __global__ void triple(const T* __restrict__ in, T* __restrict__ out) { out[0] = in[0] * 3; }
+    void run(T* in, T* out) { number<7><<<1, 1>>>(out); Owner<T>::template number<8><<<1, 1>>>(out + 1); }
+};
+template <class T, class... A> __global__ void sum(T* out, const A* __restrict__... in) { out[0] = (in[0] + ...); }
+template <typename T> using Out = T* __restrict__;
+template <typename T> __global__ void alias(Out<T> out, T value = 9) { out[0] = value; }
+template <typename T> __global__ void overload(const T* __restrict__, T* __restrict__ out) { out[0] = 1; }
+template <typename T> __global__ void overload(const T* __restrict__, T* __restrict__ out, int n) { out[0] = n; }
+template <> __global__ void overload<double>(const double* __restrict__, double* __restrict__ out) { out[0] = 11; }
+template __global__ void copy<double>(const double* __restrict__, double* __restrict__, const int);
+template <typename K, typename... A> void generic(K kernel, A... arguments) { kernel<<<1, 4>>>(arguments...); }
+int main()
+{
+    float *x, *y; double* d; cudaMalloc(&x, 64); cudaMalloc(&y, 64); cudaMalloc(&d, 64);
+    for (int i = 0; i < 16; i++) x[i] = i;
+    const auto print = [&](const char* name) { printf("%s %g %g %g\n", name, y[0], y[1], y[2]); cudaMemset(y, 0, 64); };
+    cudaMemset(y, 0, 64);
+    copy<float><<<1, 4>>>(x, y, 2); print("explicit");
+    copy<<<1, 4>>>(x, y, 3); print("deduced");
+    rows<float><<<1, 1>>>(y, (float (*)[4])x); print("array");
+    rows<<<1, 1>>>(y, (float (*)[5])x); print("length");
+    apply<<<1, 1>>>(y, Twice<float>()); print("template");
+    outer::run(y); print("namespace");
+    Owner<float>().run(x, y); print("member");
+    Owner<float>::triple<<<1, 1>>>(x + 2, y); Owner<float>::number<6><<<1, 1>>>(y + 1); print("static");
+    sum<<<1, 1>>>(y, x + 1, x + 2, x + 3); print("pack");
+    alias<float><<<1, 1>>>(y); print("alias");
+    overload<<<1, 1>>>(x, y); overload<float><<<1, 1>>>(x, y + 1, 5); print("overload");
+    overload<<<1, 1>>>(d, d); printf("specialised %g\n", d[0]);
+    generic(copy<float>, x, y, 1); print("passed");
+}
+"""
+
+
+def test_signatures():
+    got = World("signatures", {"mine.cu": SIGNATURES}).build_and_run("mine.cu")
+    expect_equal(got, {
+        "explicit": "1 2 0", "deduced": "1 2 3", "array": "8 0 0", "length": "10 0 0",
+        "template": "6 0 0", "namespace": "32 0 0", "member": "7 8 0", "static": "6 6 0", "pack": "6 0 0",
+        "alias": "9 0 0", "overload": "1 5 0", "specialised": "11", "passed": "1 0 0"},
+        "template kernels with __restrict__ parameters, in all forms of declaration and launch")
+
+
 # ---- shared memory
 
 SHARED = r"""
@@ -325,12 +385,17 @@ OTHERS = {"ptx.cu": """
 NOT_EMULATED = {
     "inline PTX": ('__global__ void k() { asm("trap;"); }', "asm: inline PTX is not emulated; dev/cpu/README.md lists"),
     "wmma": ("#include <mma.h>", "mma.h: wmma is not emulated"),
-    "cooperative groups": ("#include <cooperative_groups/reduce.h>", "cooperative groups are not emulated"),
-    "libcu++": ('#  include "cuda/std/atomic" // needed', "cuda/std/atomic: CUB, Thrust, libcu++ and CUTLASS are not"),
-    "a library": ("#include <cublas_v2.h>", "cublas_v2.h: this library is not emulated"),
+    "libcu++": ('#  include "cuda/std/array" // needed',
+                "cuda/std/array: this part of CUB, Thrust, libcu++ or CUTLASS is"),
+    "device-wide CUB": ("void* p = (void*)cub::DeviceReduce::Sum;",
+                        "DeviceReduce: device-wide CUB is not emulated"),
+    "a library": ("#include <cufft.h>", "cufft.h: this library is not emulated"),
+    "dynamic parallelism": ("__global__ void k(); __device__ void f() { if (threadIdx.x == 0) k<<<1, 1>>>(); }",
+                            "k<<<>>>: launches by kernels are not emulated"),
+    "clusters": ("__global__ void __cluster_dims__(2, 1, 1) k() {}", "__cluster_dims__: clusters are not emulated"),
     "random numbers": ("#include <curand_kernel.h>", "curand_kernel.h: this library is not emulated"),
-    "textures": ("__global__ void k(cudaTextureObject_t t) {}", "cudaTextureObject_t: textures are not emulated"),
-    "active lanes": ("__device__ unsigned f() { return __activemask(); }", "__activemask: the set of active lanes")}
+    "textures": ("__global__ void k(cudaTextureObject_t t) {}",
+                 "cudaTextureObject_t: textures, surfaces and CUDA arrays are not")}
 
 
 def test_others():

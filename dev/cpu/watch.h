@@ -87,10 +87,18 @@ void shared_array(const void* place, size_t bytes, const char* name);   // a __s
 // A variable of the program. name: mangled; empty: not the user's
 void variable(const void* place, size_t bytes, const char* name, bool is_writable);
 #endif
+CUDA_CPU_CALLBACK(void, end_block())
+// Blocks of a cooperative launch run in turns, each until it waits for the grid; completed: all blocks do.
+CUDA_CPU_CALLBACK(void, suspend_block())
+CUDA_CPU_CALLBACK(void, resume_block(uint64_t number))
+CUDA_CPU_CALLBACK(void, grid_completed())
 CUDA_CPU_CALLBACK(bool, only_counts())                    // long operations are counted but not executed
 CUDA_CPU_CALLBACK(void, fatal_error(const char* text))    // the program is about to end
 CUDA_CPU_CALLBACK(void, allocated(const void* place, size_t bytes))
 CUDA_CPU_CALLBACK(void, freed(const void* place))
+CUDA_CPU_CALLBACK(void, registered(const void* place, size_t bytes))   // by cudaHostRegister; 0 bytes: no longer
+// The device begins or ends to work (DeviceWork). frame: the host's variables on the stack are above it.
+CUDA_CPU_CALLBACK(void, device_works(bool begins, const void* frame))
 
 // ---- threads
 CUDA_CPU_CALLBACK(void, thread_started(unsigned thread))
@@ -103,7 +111,7 @@ CUDA_CPU_CALLBACK(bool, is_removed(const char* name, const void* site))
 // ---- synchronisation
 CUDA_CPU_CALLBACK(void, barrier_completed(const char* name))
 CUDA_CPU_CALLBACK(void, collective_completed(unsigned first_thread, unsigned lanes, const char* name))
-CUDA_CPU_CALLBACK(void, fence())                          // __threadfence
+CUDA_CPU_CALLBACK(void, fence(bool of_block))             // __threadfence, __threadfence_block
 CUDA_CPU_CALLBACK(void, proxy_fence())
 CUDA_CPU_CALLBACK(void, mbarrier_initialised(const void* barrier, const void* site))
 // of an mbarrier or a named barrier
@@ -113,7 +121,7 @@ CUDA_CPU_CALLBACK(void, waited(const void* barrier, unsigned parity, const void*
 
 // ---- accesses by PTX instructions
 CUDA_CPU_CALLBACK(void, access(Access access, By by, const void* address, size_t bytes, const void* site))
-CUDA_CPU_CALLBACK(void, cp_async(const void* to, const void* from, const void* site))   // from null: writes zeros
+CUDA_CPU_CALLBACK(void, cp_async(const void* to, size_t bytes, const void* from, size_t filled, const void* site))
 CUDA_CPU_CALLBACK(void, cp_async_commit())
 CUDA_CPU_CALLBACK(void, cp_async_wait(unsigned pending))
 CUDA_CPU_CALLBACK(unsigned, load_issued(const void* barrier, const void* site))   // TMA; returns the load's number

@@ -20,6 +20,7 @@
 
 #define WARP_SIZE 32
 #include "../cpu/card.h"
+#include "../cpu/host_memory.h"
 
 #include "caches.h"
 #include "requests.h"
@@ -28,6 +29,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <execinfo.h>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -56,7 +58,7 @@ constexpr Limits IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};
 
 // ==== addresses ==========================================================================================
 
-enum class Space : uint8_t { OTHER, SHARED, GLOBAL, GUARD };   // GUARD: next to an allocation
+enum class Space : uint8_t { OTHER, SHARED, GLOBAL, GUARD, HOST };   // GUARD: next to an allocation
 struct Place {
     Space space;
     uint64_t at;   // offset in shared memory, or in global memory, where allocations follow one another
@@ -93,6 +95,7 @@ public:
         last_ = {};
         gaps_ = {};
     }
+    void forget_gaps() { gaps_ = {}; }   // the host may have allocated memory there
 
     Place find(const void* address) {
         const uintptr_t p = reinterpret_cast<uintptr_t>(address);
@@ -112,6 +115,7 @@ public:
             if (found.guarded().has(p)) return {is_inside ? Space::GLOBAL : Space::GUARD, found.at + p - found.begin};
         }
         if (data_.has(p)) return find_variable(p);
+        if (HostMemory::of_program().overlaps(p, 1)) return {Space::HOST, 0};
         note_gap(p / PAGE * PAGE);
         return {Space::OTHER, 0};
     }
@@ -167,7 +171,7 @@ private:
         for (const Range& array : arrays_)
             if (array.overlaps(gap)) return;
         const auto after = allocations_.lower_bound(begin + PAGE + guard_bytes);
-        if (dynamic_.overlaps(gap) || data_.overlaps(gap)) return;
+        if (dynamic_.overlaps(gap) || data_.overlaps(gap) || HostMemory::of_program().overlaps(begin, PAGE)) return;
         if (after != allocations_.begin() && std::prev(after)->second.guarded().overlaps(gap)) return;
         gaps_[begin / PAGE % gaps_.size()] = gap;
     }
@@ -360,13 +364,15 @@ struct Queued {
 struct PendingCopy {
     Moment moment;
     uint64_t to;
+    unsigned bytes;
     uint32_t site;
     unsigned group;
 };
 
 struct Thread {
     Clock clock, fenced;     // fenced: accesses that are visible to TMA and wgmma (after fence.proxy.async)
-    Clock released;          // clock at the last __threadfence; blocks that see a later atomic acquire it
+    // clock at the last __threadfence, or __threadfence_block; blocks or threads that see a later atomic acquire it
+    Clock released, released_in_block;
     Tick own = 1;
     Clock passed;            // latest step of each thread that has certainly executed; says nothing about visibility
     Tick step = 1;
@@ -426,6 +432,7 @@ static double seconds;
 static std::set<uintptr_t> removed;
 static json registers = json::object();   // the output of sass.py
 static bool is_open, is_written;
+static std::vector<uintptr_t> ended_at;   // the call stack of the host code that ended the program
 static std::chrono::steady_clock::time_point start;
 
 // ---- the program
@@ -460,12 +467,24 @@ static std::vector<Thread> threads{1};
 static std::vector<uint16_t> written;            // per granule of shared memory: one bit per byte
 static std::map<const void*, Sync> syncs;
 static std::map<unsigned, Clock> acquired;       // clocks of other blocks, received through atomics
+static std::map<std::pair<Space, uint64_t>, Clock> released_in_block;   // by address of an atomic
 static std::vector<Box> boxes;
 static std::vector<WgmmaProduct> wgmmas;
 static std::vector<Tick> wgmma_ticks;            // per warp: completed wgmma
 static std::vector<std::vector<Queued>> queues;  // per warp: requests since the last barrier
 static size_t queued_requests;                   // of all warps
 static std::vector<uint32_t> rounds, exchanges;  // per warp: rounds and collectives since the last barrier
+
+// ---- blocks of a cooperative launch
+struct Suspended {
+    std::vector<Thread> threads;
+    std::vector<uint16_t> written;
+    std::map<const void*, Sync> syncs;
+    std::map<unsigned, Clock> acquired;
+    Shadow shadow;
+};
+static std::map<unsigned, Suspended> suspended;
+static std::map<unsigned, Clock> arriving, at_grid_barrier;   // by block, at the grid's next and at its last barrier
 
 // Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
 // instrumented copies.
@@ -486,6 +505,13 @@ static void end_program(const std::string& ended) {
     write(ended);
     fflush(stdout);
     _Exit(0);
+}
+
+// An atomic store does not read what it replaces.
+static void overwritten(const volatile void* address, size_t bytes) {
+    const Place place = memory.find(const_cast<const void*>(address));
+    if (recording && place.space == Space::SHARED)
+        written[place.at / GRANULE] |= static_cast<uint16_t>(((1u << bytes) - 1) << place.at % GRANULE);
 }
 
 // ==== races ==============================================================================================
@@ -513,8 +539,11 @@ static bool happens_before(const Entry& entry, Space space, const NewAccess& lat
     };
     if (space == Space::GLOBAL && entry.block != block) {
         *why = "blocks of one launch are not ordered";
-        const auto found = acquired.find(entry.block);
-        return found != acquired.end() && covers(found->second);
+        const auto in = [&](const std::map<unsigned, Clock>& clocks) {
+            const auto found = clocks.find(entry.block);
+            return found != clocks.end() && covers(found->second);
+        };
+        return in(acquired) || in(at_grid_barrier);
     }
     *why = "no synchronisation between them";
     if (!later.moment.covers(entry.first_actor, entry.lanes, entry.tick)) return false;
@@ -531,8 +560,8 @@ static void add(Hazards& hazards, Space space, uint64_t at, const Side& later, c
 }
 
 static void report_race(Space space, uint64_t at, const Entry& entry, const NewAccess& later, const char* why) {
-    const Access access = later.kind == Kind::READ ? Access::LOAD : Access::STORE;
-    const Access other = entry.kind == Kind::READ ? Access::LOAD : Access::STORE;
+    const Access access = is_read(later.kind) ? Access::LOAD : Access::STORE;
+    const Access other = is_read(entry.kind) ? Access::LOAD : Access::STORE;
     unsigned lane = static_cast<unsigned>(__builtin_ctz(entry.lanes));
     for (uint32_t rest = entry.lanes; rest != 0; rest &= rest - 1) {   // report a lane that is not ordered
         Entry alone = entry;
@@ -569,7 +598,7 @@ static void check_written(uint64_t granule, uint16_t mask, const NewAccess& late
         const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
         add(kernel->uninitialised, Space::SHARED, at, {later.site, Access::LOAD, later.thread, block}, {}, "");
     }
-    if (later.kind != Kind::READ) written[granule] |= mask;
+    if (!is_read(later.kind)) written[granule] |= mask;
 }
 
 static void touch_granule(Space space, uint64_t granule, uint16_t mask, const NewAccess& later) {
@@ -583,8 +612,8 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
     shadow.visit(granule, [&](Entry& entry) {
         if (entry.block != block && entry.kind == Kind::READ && later.kind == Kind::READ)
             return keep_of_others(others, entry);
-        const bool conflict = (entry.bytes & mask) != 0 && (entry.kind != Kind::READ || later.kind != Kind::READ) &&
-                              !(entry.kind == Kind::ATOMIC && later.kind == Kind::ATOMIC);
+        const bool conflict = (entry.bytes & mask) != 0 && !(is_read(entry.kind) && is_read(later.kind)) &&
+                              !(is_atomic(entry.kind) && is_atomic(later.kind));
         const bool is_of_warp = entry.first_actor == first_actor && entry.block == block;
         if (is_of_warp && entry.kind == later.kind && entry.tick == later.tick) {
             const bool same_again = entry.lanes == lanes && (mask & ~entry.bytes) == 0;
@@ -657,7 +686,13 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
             if (other != block) acquired[other] = join(acquired[other], clock);
         if (t.released != nullptr) by_block[block] = join(by_block[block], t.released);
     }
-    const Kind kind = by == By::ATOMIC ? Kind::ATOMIC : access == Access::STORE ? Kind::WRITE : Kind::READ;
+    if (by == By::ATOMIC) {
+        Clock& here = released_in_block[{place.space, place.at}];
+        t.clock = join(t.clock, here);
+        here = join(here, t.released_in_block);
+    }
+    const bool is_load = access == Access::LOAD;
+    const Kind kind = by == By::ATOMIC ? is_load ? Kind::ATOMIC_READ : Kind::ATOMIC : is_load ? Kind::READ : Kind::WRITE;
     touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
 }
 
@@ -678,6 +713,9 @@ void access(Access access, By by, const void* address, size_t bytes, const void*
         place = {Space::GUARD, memory.end_of_allocation()};   // a wide access that begins in the allocation
     if (place.space == Space::GUARD)
         return add_out_of_bounds(place, find_site(number_of(pc), 0, bytes, Space::GLOBAL, access, by), access, "");
+    if (place.space == Space::HOST)
+        return add_out_of_bounds({Space::SHARED, 0}, find_site(number_of(pc), 0, bytes, Space::SHARED, access, by),
+                                 access, "the host's memory, which a GPU cannot access");
     if (place.space == Space::OTHER) {
         unknown = {number_of(pc), bytes, access, by};
         return;
@@ -700,9 +738,20 @@ static void wrong_index(const char* type, int64_t index, const void* pc) {
     end_program("an index out of bounds");
 }
 
-// Called at a segmentation fault. Then the access is repeated and ends the program.
-static void invalid_address(int signal) {
+// Called at a segmentation fault. Then the access is repeated and ends the program. Device memory is protected while
+// host code runs.
+static void invalid_address(int signal, siginfo_t* fault, void*) {
     std::signal(signal, SIG_DFL);
+    if (const auto [space, at] = memory.find(fault->si_addr); space == Space::GLOBAL && !recording) {
+        const Memory::Range owner = memory.owner(space, at);
+        constexpr int skipped = 2;   // the frames of this function and of the signal
+        std::array<void*, 64> frames;
+        const int count = backtrace(frames.data(), static_cast<int>(frames.size()));
+        for (int i = skipped; i < count; i++) ended_at.push_back(number_of(frames[static_cast<size_t>(i)]));
+        if (!ended_at.empty()) ended_at[0]++;   // the others are return addresses, after their instructions
+        return write("host code accesses device memory, byte " + std::to_string(at - owner.at) + " of " +
+                     std::to_string(owner.bytes) + ": expected cudaMemcpy, or memory of cudaMallocManaged");
+    }
     if (recording) {
         const Pause pause;
         const uint32_t site = find_site(unknown.pc, 0, unknown.bytes, Space::SHARED, unknown.access, unknown.by);
@@ -976,9 +1025,13 @@ static void open() {
     std::istringstream addresses(setting("INSPECT_REMOVE"));
     for (uintptr_t pc; addresses >> std::hex >> pc;) removed.insert(pc);
     if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers = json::parse(file);
-    written.assign(memory.shared_bytes() / GRANULE + 1, 0);
     atexit([] { write("at its end"); });
-    std::signal(SIGSEGV, invalid_address);
+    void* frame = nullptr;
+    backtrace(&frame, 1);   // loads libgcc, which a signal handler must not do
+    struct sigaction action = {};
+    action.sa_sigaction = invalid_address;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, nullptr);
 }
 
 static void end_if_late() {
@@ -1055,6 +1108,7 @@ bool begin_launch(const LaunchShape& shape) {
     kernel->recorded = true;
     global_shadow.clear();
     released.clear();
+    at_grid_barrier.clear();
     atomics.clear();
     kernel->wave = std::min(kernel->blocks(), resident_blocks() * card_->multiprocessors);
     l2.reset(card_->l2_bytes, kernel->wave);
@@ -1094,9 +1148,10 @@ void begin_block(uint64_t number) {
     threads.clear();
     threads.resize(threads_in_block);
     shared_shadow.clear();
-    std::fill(written.begin(), written.end(), 0);
+    written.assign(memory.shared_bytes() / GRANULE + 1, 0);
     syncs.clear();
     acquired.clear();
+    released_in_block.clear();
     boxes.clear();
     wgmmas.clear();
     wgmma_ticks.assign(threads_in_block / LANES + 1, 0);
@@ -1118,9 +1173,12 @@ static double hot_atomics() {
     return most;
 }
 
+static void complete_copies(size_t count, Tick tick);
 void end_block() {
-    drain();
     recording = false;
+    for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);
+    current = 0;
+    drain();
     kernel->recorded_blocks++;
     kernel->numbers.push_back(block);
     kernel->arrays.insert(memory.accessed.begin(), memory.accessed.end());
@@ -1174,8 +1232,16 @@ void shared_array(const void* place, size_t bytes, const char* name) { memory.ad
 void variable(const void* place, size_t bytes, const char* name, bool is_writable) {
     memory.add_variable(place, bytes, name, is_writable);
 }
-void allocated(const void* place, size_t bytes) { memory.add_allocation(place, bytes); }
+void allocated(const void* place, size_t bytes) {
+    open();
+    memory.add_allocation(place, bytes);
+}
+void device_works(bool begins, const void* frame) {
+    HostMemory::of_program().device_works(begins, frame);
+    if (frame != nullptr) memory.forget_gaps();
+}
 void freed(const void* place) { memory.remove_allocation(place); }
+void registered(const void* place, size_t bytes) { HostMemory::of_program().registered(place, bytes); }
 
 void thread_resumed(unsigned thread) { current = thread; }
 void thread_started(unsigned thread) {
@@ -1210,17 +1276,19 @@ static void pass(const std::vector<unsigned>& group) {
 // Synchronises these threads: each gets the maximum of their clocks.
 static void meet(const std::vector<unsigned>& group) {
     std::vector<Moment> moments;
-    Clock fenced, released;
+    Clock fenced, released, released_in_block;
     for (unsigned t : group) {
         moments.push_back(moment_of(t));
         fenced = join(fenced, threads[t].fenced);
         released = join(released, threads[t].released);
+        released_in_block = join(released_in_block, threads[t].released_in_block);
     }
     const Clock all = join(moments, actors());
     for (unsigned t : group) {
         threads[t].clock = all;
         threads[t].fenced = fenced;
         threads[t].released = released;
+        threads[t].released_in_block = released_in_block;
         threads[t].own++;
         threads[t].registers.drop_all();
     }
@@ -1237,6 +1305,30 @@ void barrier_completed(const char*) {
     drain();
     kernel->totals.barriers++;
 }
+
+// The block waits for the grid: as at __syncthreads, but other blocks run until it resumes.
+void suspend_block() {
+    if (!recording) return;
+    barrier_completed("grid.sync");
+    recording = false;
+    arriving[block] = threads[0].clock;
+    suspended[block] = {std::move(threads), written, std::move(syncs), std::move(acquired), std::move(shared_shadow)};
+}
+void resume_block(uint64_t number) {
+    const auto found = suspended.find(static_cast<unsigned>(number));
+    if (found == suspended.end()) return;
+    block = found->first;
+    Suspended& state = found->second;
+    threads = std::move(state.threads);
+    written = std::move(state.written);
+    syncs = std::move(state.syncs);
+    acquired = std::move(state.acquired);
+    shared_shadow = std::move(state.shadow);
+    suspended.erase(found);
+    l1.reset(l1_bytes_per_block());
+    recording = true;
+}
+void grid_completed() { at_grid_barrier = std::exchange(arriving, {}); }
 
 // Shuffles, votes and __syncwarp order the accesses of the lanes; tensor-core instructions do not.
 void collective_completed(unsigned first, unsigned lanes, const char* name) {
@@ -1256,11 +1348,12 @@ void collective_completed(unsigned first, unsigned lanes, const char* name) {
     if (queued_requests > most) count_queued();
 }
 
-// __threadfence
-void fence() {
+// __threadfence, __threadfence_block
+void fence(bool of_block) {
     if (!recording) return;
     const Pause pause;
-    me().released = join({moment_of(current)}, actors());
+    me().released_in_block = join({moment_of(current)}, actors());
+    if (!of_block) me().released = me().released_in_block;
     me().own++;
     me().registers.drop_all();
 }
@@ -1348,24 +1441,26 @@ void waited(const void* barrier, unsigned parity, const void* site) {
 // ==== PTX instructions ===================================================================================
 
 // cp.async reads and writes at an unspecified time between the instruction and the wait.
-void cp_async(const void* to, const void* from, const void* site) {
+void cp_async(const void* to, size_t bytes, const void* from, size_t filled, const void* site) {
     if (!recording) return;
     const Pause pause;
     Thread& t = me();
+    const auto width = static_cast<unsigned>(bytes);
     const uintptr_t pc = number_of(site);
     const uint64_t target = memory.find(to).at;
     const Moment issued = moment_of(current);
-    const uint32_t store = find_site(pc, 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ASYNC);
+    const uint32_t store = find_site(pc, 0, width, Space::SHARED, Access::STORE, By::COPY_ASYNC);
     t.events.push_back({target, store, t.segment});
-    if (from != nullptr) {
+    if (filled > 0) {
         const Place source = memory.find(from);
-        const uint32_t load = find_site(pc, 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
+        const uint32_t load = find_site(pc, 0, width, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
         if (source.space == Space::GUARD) add_out_of_bounds(source, load, Access::LOAD, "");
         t.events.push_back({source.at, load, t.segment});
-        touch(Space::GLOBAL, source.at, GRANULE, {issued, current, t.own, Kind::READ, true, nullptr, load, current});
+        touch(Space::GLOBAL, source.at, static_cast<unsigned>(filled),
+              {issued, current, t.own, Kind::READ, true, nullptr, load, current});
     }
     t.own++;
-    t.copies.push_back({issued, target, store, t.copy_groups});
+    t.copies.push_back({issued, target, width, store, t.copy_groups});
 }
 
 void cp_async_commit() {
@@ -1377,7 +1472,7 @@ static void complete_copies(size_t count, Tick tick) {
     Thread& t = me();
     for (size_t i = 0; i < count; i++) {
         const PendingCopy& copy = t.copies[i];
-        touch(Space::SHARED, copy.to, GRANULE,
+        touch(Space::SHARED, copy.to, copy.bytes,
               {copy.moment, current, tick, Kind::WRITE, true, nullptr, copy.site, current});
     }
     t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
@@ -1485,8 +1580,6 @@ void special_function() {
 
 // Ends the block that runs when the program ends. Pending asynchronous accesses are recorded as never waited for.
 static void end_unfinished_block() {
-    for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);
-    current = 0;
     recording = true;
     for (unsigned i = 0; i < wgmmas.size(); i++)
         if (!wgmmas[i].b.empty()) wgmma_completed(i);
@@ -1568,7 +1661,8 @@ static void write(const std::string& ended) {
     is_written = true;
     if (std::exchange(recording, false)) end_unfinished_block();
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
-    json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"kernels", json::array()},
+    json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"ended_at", ended_at},
+                {"kernels", json::array()},
                 {"matmuls", json::array()}, {"sequence", sequence}};
     for (const auto& kernel : kernels) all["kernels"].push_back(to_json(*kernel));
     for (const Product& p : products)
@@ -1634,11 +1728,12 @@ extern "C" void __tsan_func_exit() { cuda_cpu::watch::left(); }
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 
-static void accessed_atomically(const volatile void* place, size_t bytes, const void* pc) {
-    cuda_cpu::watch::access(Access::STORE, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
+static void accessed_atomically(const volatile void* place, size_t bytes, const void* pc,
+                                Access access = Access::STORE) {
+    cuda_cpu::watch::access(access, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
 }
 
-// Atomic loads are not recorded: dev/cpu implements some atomics by a load and a compare-and-exchange loop.
+// Relaxed loads are not recorded: dev/cpu implements some atomics by a load and a compare-and-exchange loop.
 #define INSPECT_ATOMIC_OP(bits, result, name, operation, ...)                                                   \
     extern "C" result __tsan_atomic##bits##_##name(volatile uint##bits##_t* place, __VA_ARGS__, int) {          \
         accessed_atomically(place, bits / 8, __builtin_return_address(0));                                      \
@@ -1651,10 +1746,16 @@ static void accessed_atomically(const volatile void* place, size_t bytes, const 
                                                                    __ATOMIC_SEQ_CST),                           \
                       uint##bits##_t* old, uint##bits##_t value, int)
 #define INSPECT_ATOMIC(bits)                                                                                    \
-    extern "C" uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* place, int) {           \
+    extern "C" uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* place, int order) {     \
+        if (order != __ATOMIC_RELAXED)                                                                          \
+            accessed_atomically(place, bits / 8, __builtin_return_address(0), Access::LOAD);                    \
         return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                        \
     }                                                                                                           \
-    INSPECT_ATOMIC_OP(bits, void, store, __atomic_store_n(place, value, __ATOMIC_SEQ_CST), uint##bits##_t value) \
+    extern "C" void __tsan_atomic##bits##_store(volatile uint##bits##_t* place, uint##bits##_t value, int) {    \
+        cuda_cpu::watch::overwritten(place, bits / 8);                                                          \
+        accessed_atomically(place, bits / 8, __builtin_return_address(0));                                      \
+        __atomic_store_n(place, value, __ATOMIC_SEQ_CST);                                                       \
+    }                                                                                                           \
     INSPECT_ATOMIC_COMPARE(bits, compare_exchange_strong)                                                       \
     INSPECT_ATOMIC_COMPARE(bits, compare_exchange_weak)                                                         \
     INSPECT_ATOMIC_CHANGE(bits, exchange, __atomic_exchange_n)                                                  \

@@ -129,7 +129,8 @@ def report(recording, options, shape=None, tokens=None):
         lines = [line for kernel in chosen for line in kernel_text(results, kernel)]
     print("\n".join(lines))
     if results.raw["ended"] != "exit code 0":
-        print(f"end of the program: {results.raw['ended']}")
+        at = f"{results.ended_at}: " if results.ended_at else ""
+        print(f"end of the program: {at}{results.raw['ended']}")
     if options.html:
         write(options.html, page(results))
         print(f"report: {options.html}")

@@ -194,10 +194,12 @@ class Results:
         self.expectations, self.sass = expectations or Expectations(), sass or {}
         hazards = [hazard for kernel in raw["kernels"] for kind in HAZARDS for hazard in kernel[kind]]
         stacks = [each["stack"] for kernel in raw["kernels"] for each in kernel["sites"] + kernel["barriers"]]
-        stacks += [access["stack"] for hazard in hazards for access in hazard["accesses"]]
+        stacks += [raw.get("ended_at", []), *(access["stack"] for hazard in hazards for access in hazard["accesses"])]
         names = demangled([*(kernel["symbol"] for kernel in raw["kernels"]), *(hazard["array"] for hazard in hazards),
                            *self.sass])
         self.symbols, self.sources = Symbols(raw["program"], stacks, root), Sources(root)
+        # where host code ended the program; None: elsewhere
+        self.ended_at = next((frame for pc in raw.get("ended_at", []) for frame in self.symbols.frames[pc]), None)
         # Kernels without recorded blocks have no figures.
         kernels = {number: Kernel(kernel, self.card, self.symbols, names, self.expectations, self.sass)
                    for number, kernel in enumerate(raw["kernels"]) if kernel["recorded_blocks"]}

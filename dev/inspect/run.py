@@ -23,10 +23,10 @@ def record(command, settings, recording, log):
         os.remove(recording)
     output = open(log, "w", encoding="utf-8") if log else None
     code = subprocess.run(command, env={**settings, "INSPECT_OUT": recording}, stdout=output, stderr=output).returncode
-    if not os.path.exists(recording):
+    raw = read_json(recording, "recording") if os.path.exists(recording) else {}
+    if not raw.get("kernels") and not raw.get("ended_at"):
         raise Mistake(f"{' '.join(command)}: exit code {code}, launched no kernel"
                       + (f": see {log}" if log else ""))
-    raw = read_json(recording, "recording")
     if raw["ended"] == "at its end":
         raw["ended"] = f"exit code {code}"
     raw["program"] = os.path.relpath(raw["program"])

@@ -16,7 +16,9 @@ namespace inspect {
 constexpr unsigned GRANULE = 16;
 constexpr uint32_t NONE = ~0u;
 
-enum class Kind : uint8_t { READ, WRITE, ATOMIC };
+enum class Kind : uint8_t { READ, WRITE, ATOMIC, ATOMIC_READ };
+inline bool is_read(Kind kind) { return kind == Kind::READ || kind == Kind::ATOMIC_READ; }
+inline bool is_atomic(Kind kind) { return kind == Kind::ATOMIC || kind == Kind::ATOMIC_READ; }
 
 struct Entry {
     Tick tick;

@@ -215,6 +215,15 @@ static size_t allocated_bytes() {
 #endif
 }
 
+// Returns how often memory was copied between host and device, or allocated for both.
+static size_t copies_with_host() {
+#ifdef CUDA_ON_CPU
+    return cuda_cpu::heap().shared_with_host;
+#else
+    return 0;
+#endif
+}
+
 void Case::run(const std::function<void()>& launch) {
     constexpr unsigned seconds = 60;   // a case takes less; a rank that waits longer ends
     if (is_rank) alarm(seconds);
@@ -226,10 +235,12 @@ void Case::run(const std::function<void()>& launch) {
                                  reinterpret_cast<uintptr_t>(array->data)});
     write_result();   // in case the launch ends the program
     const size_t allocated = allocated_bytes();
+    size_t copies = copies_with_host();
     const double sent_before = bytes_sent();
     nvtxRangePushA(is_counted ? "counted" : size_.c_str());
     launch();
     nvtxRangePop();
+    copies = copies_with_host() - copies;
     if (const std::string error = nccl_error(); !error.empty()) {
         result["nccl_error"] = error;
         write_result();
@@ -247,7 +258,7 @@ void Case::run(const std::function<void()>& launch) {
     }
     each.update({{"digest", std::to_string(hash)}, {"arrays", arrays}, {"minimum_bytes", minimum_bytes},
                  {"minimum_requests", minimum_requests}, {"minimum_flops", minimum_flops},
-                 {"minimum_sent", minimum_sent}, {"sent", bytes_sent() - sent_before},
+                 {"minimum_sent", minimum_sent}, {"sent", bytes_sent() - sent_before}, {"copies", copies},
                  {"kept", allocated_bytes() - std::min(allocated, allocated_bytes())}});
 #ifndef CUDA_ON_CPU
     if (is_counted) each["us"] = microseconds(launch);

@@ -23,10 +23,11 @@ sys.path[:0] = [str(HERE.parent / "inspect"), str(HERE.parent)]
 from results import HAZARDS, Results
 from run import barriers_of, fault_of
 from symbols import Mistake
-from tables import number, plural, times
+from tables import number, plural, text_table, times
 
 BUILD = ROOT / "build/puzzles"
-PROGRESS = BUILD / "progress.json"
+MINE = HERE / "mine"        # the user's copies of the puzzles and the progress: git ignores them, make clean keeps them
+PROGRESS = MINE / "progress.json"
 BEGIN, END = "// ---- your code", "// ---- end"
 SEEDS = (1, 2, 3)           # orders of the threads, besides the natural one
 SECONDS = 10                # a run that needs more of a core's time is an endless loop
@@ -36,14 +37,21 @@ LINES, WIDTH = 12, 110      # of a verdict
 # ---- puzzles
 
 class Puzzle:
+    """A puzzle. path: its file as delivered; copy: the user's, which is judged."""
+
     def __init__(self, path):
-        self.path, self.name = path, path.stem
+        self.path, self.copy, self.name = path, MINE / path.name, path.stem
         self.number = int(path.stem[:2])
         self.title = path.stem[3:].replace("_", " ")
         self.folder = BUILD / self.name
 
     def source(self):
         return self.path.read_text(encoding="utf-8")
+
+    def make_copy(self):
+        if not self.copy.exists():
+            MINE.mkdir(exist_ok=True)
+            self.copy.write_text(self.source(), encoding="utf-8")
 
     def statement(self):
         """Returns the comment at the top of the file."""
@@ -123,7 +131,7 @@ def read_recording(path, code):
 
 
 class Judge:
-    """Judges one source file. file: compiled in place of the puzzle's, which messages name."""
+    """Judges the user's copy of a puzzle, or another text."""
 
     def __init__(self, puzzle, folder=None, text=None):
         self.puzzle, self.folder, self.text = puzzle, folder or puzzle.folder, text
@@ -132,7 +140,7 @@ class Judge:
 
     def build(self):
         """Returns a Problem if the file does not compile."""
-        source = self.puzzle.path
+        source = self.puzzle.copy
         if self.text is not None:
             source = self.folder / self.puzzle.path.name
             source.write_text(self.text, encoding="utf-8")
@@ -191,7 +199,8 @@ class Judge:
                       for seed in SEEDS]
             self.recorded = recorded.result()
             self.results = [Results(rank.raw, root=str(ROOT)) if rank.raw else None for rank in self.recorded.ranks]
-            problem = self.hazard() or self.wrong_end(self.recorded) or self.wrong_values(self.recorded)
+            problem = (self.hazard() or self.wrong_end(self.recorded) or self.wrong_values(self.recorded)
+                       or self.host_work())
             if problem:
                 for order in orders:
                     order.cancel()
@@ -208,6 +217,9 @@ class Judge:
         for name, (found, limit) in figures.items():
             if found > limit * (1 + 1e-9):
                 return self.excess(name, found, limit), figures
+            if name in ("S", "T", "requests") and found < 1 / limit:
+                return Problem(name, 0, f"{times(found)} times the necessary {NAMES[name]}: the recorded launches do "
+                               f"not do all of the work. At least {times(1 / limit)}."), figures
         return (self.unnecessary_barrier() if self.limits["B"] else None), figures
 
     def line_of(self, place_file, line):
@@ -231,7 +243,8 @@ class Judge:
         array = array_of(hazard, kernel, rank) + ("" if line else f" at {access['file']}:{access['line']}")
         if kind == "access out of bounds":
             if hazard["why"]:
-                return Problem("bounds", line, f"{who} uses {hazard['why']}.")
+                kind = next((kind for kind in ("host", "misaligned") if kind in hazard["why"]), "bounds")
+                return Problem(kind, line, f"{who} uses {hazard['why']}.")
             return Problem("bounds", line, f"{who} {access['access']}s {array}, which is out of bounds.")
         if kind == "uninitialised read":
             return Problem("uninitialised", line, f"{who} loads {array}, which no thread has stored.")
@@ -250,6 +263,10 @@ class Judge:
         rank = next((rank for rank in run.ranks if not rank.result.get("finished")), None)
         if not rank:
             return None
+        if rank.raw.get("ended_at"):
+            place = Results(rank.raw, root=str(ROOT)).ended_at
+            return Problem("host", self.line_of(place.file, place.line) if place else 0,
+                           f"{rank.name}The {rank.raw['ended']}.")
         error = rank.result.get("cuda_error")
         if error:
             return Problem("launch", 0, f"{rank.name}CUDA reports an error of {error['call']}: {error['text']}.")
@@ -289,7 +306,18 @@ class Judge:
                 if array["unwritten"]:
                     return Problem("unwritten", 0, f"{size}{array['unwritten']} of {n} elements of {name} were not "
                                    f"written. The first wrong one: {difference}.")
-                return Problem("values", 0, f"{size}{difference} ({wrong} of {n} elements are wrong).")
+                kind = "NaN" if array["found"] == "nan" else "values"
+                return Problem(kind, 0, f"{size}{difference} ({wrong} of {n} elements are wrong).")
+        return None
+
+    def host_work(self):
+        """Returns a Problem if the host computes the results instead of a kernel."""
+        for rank, case in self.recorded.cases():
+            if case["copies"]:
+                return Problem("host", 0, f"{rank.name}Size {case['size']}: the solution copies between host and device "
+                               f"{plural(case['copies'], 'time')}.")
+        if not self.counted():
+            return Problem("host", 0, "No kernel was launched.")
         return None
 
     def different_bits(self, runs):
@@ -419,7 +447,7 @@ def wrap(text, indent="  "):
 
 
 def failed_lines(puzzle, problem, source):
-    place = os.path.relpath(puzzle.path, ROOT) + (f":{problem.line}" if problem.line else "")
+    place = os.path.relpath(puzzle.copy, ROOT) + (f":{problem.line}" if problem.line else "")
     lines = [f"puzzle {puzzle.number}, {puzzle.title}: not solved: {problem.kind}", f"  {place}"]
     if problem.line:
         lines.append(f"    {source.splitlines()[problem.line - 1].strip()}")
@@ -453,7 +481,8 @@ def solved_lines(puzzle, judge, figures):
 
 def verdict(puzzle):
     """Judges a puzzle, prints the verdict, stores the progress; returns whether it is solved."""
-    source = puzzle.source()
+    puzzle.make_copy()
+    source = puzzle.copy.read_text(encoding="utf-8")
     judge = Judge(puzzle)
     problem, figures = judge.judge()
     progress = read_progress()
@@ -470,9 +499,10 @@ def verdict(puzzle):
 
 
 def watch(puzzle):
+    puzzle.make_copy()
     last = None
     while True:
-        now = puzzle.path.stat().st_mtime_ns
+        now = puzzle.copy.stat().st_mtime_ns
         if now != last:
             last = now
             print("\033[2J\033[H", end="")
@@ -500,13 +530,14 @@ def solution(puzzle):
 
 
 def print_list(puzzles):
-    progress = read_progress()
+    progress, rows = read_progress(), []
     for puzzle in puzzles:
         entry = progress.get(puzzle.name) if is_solved(puzzle, progress) else None
         figures = ", ".join(f"{NAMES[name]} {number(found) if name == 'shared' else times(found)}"
                             for name, (found, _) in entry["figures"].items()) if entry else ""
-        estimate = entry["estimate"].split(",")[0] if entry else ""
-        print(f"{puzzle.number:2}  {puzzle.title:34} {'solved' if entry else '':8}{figures:40}{estimate}".rstrip())
+        rows.append([str(puzzle.number), puzzle.title, "solved" if entry else "", figures,
+                     entry["estimate"].split(",")[0] if entry else ""])
+    print("\n".join(text_table(["", "puzzle", "", "counts", "estimated time"], rows, left=4)))
 
 
 def main():

@@ -4,11 +4,17 @@ stated reason, with the right line. `make test-puzzles` calls it.
 
     test_puzzles.py [NUMBER...]
 """
+import contextlib
+import io
+import json
 import re
 import sys
+import tempfile
 import time
+from pathlib import Path
 
-from judge import BUILD, Judge, all_puzzles, compare_lines
+import judge
+from judge import BUILD, ROOT, Judge, Puzzle, all_puzzles, compare_lines
 sys.path.append(str(BUILD.parents[1] / "dev/tests"))
 from testing import expect, expect_equal, finish
 
@@ -53,11 +59,33 @@ def test(puzzle):
         _, kind, what = re.fullmatch(r"(wrong) (\S+): (.*)", heading).groups()
         code, named = changed(solution, edits)
         problem, line, _, _ = judged(puzzle, f"wrong-{at}", code)
-        has_line = kind in ("bounds", "race", "uninitialised", "S", "W", "T", "requests", "B")
+        has_line = "\n@" in edits or kind in ("bounds", "race", "uninitialised", "S", "W", "T", "requests", "B")
         expect(problem and problem.kind == kind and (line == named if has_line else not problem.line),
                f"{puzzle.name}: {what}: {kind}", f"found {problem}, line `{line}`; expected line `{named}`")
         if problem:
             print(f"        {problem.text}")
+
+
+def test_progress():
+    """The copies and the progress are in a folder that git ignores and make clean keeps; the list has columns."""
+    mine = f"/{judge.MINE.relative_to(ROOT)}/"
+    expect(judge.PROGRESS.parent == judge.MINE and mine in (ROOT / ".gitignore").read_text().split()
+           and not mine.startswith("/build/"), "git ignores the copies and the progress, and make clean keeps them")
+    with tempfile.TemporaryDirectory() as folder:
+        judge.MINE, judge.PROGRESS = Path(folder) / "mine", Path(folder) / "mine/progress.json"
+        puzzle = Puzzle(all_puzzles()[15].path)
+        puzzle.make_copy()
+        puzzle.copy.write_text("changed", encoding="utf-8")
+        puzzle.make_copy()
+        expect(puzzle.copy.read_text() == "changed" != puzzle.source(), "a copy is made once, and the puzzle is kept")
+        figures = {name: [123.4, 1.05] for name in ("S", "W", "T", "requests", "products", "shared")}
+        judge.PROGRESS.write_text(json.dumps({each.name: {"figures": dict(list(figures.items())[:1 + each.number % 6]),
+                                                          "estimate": "5 µs on an H100, ..."} for each in all_puzzles()}))
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            judge.print_list(all_puzzles())
+        columns = {line.index(" 5 µs on") for line in shown.getvalue().splitlines()[1:]}
+        expect(len(columns) == 1, "make puzzles: the estimates are in one column", shown.getvalue())
 
 
 def main():
@@ -66,6 +94,7 @@ def main():
         expect(compare_lines(puzzle), f"{puzzle.name}: the trainer has the function to compare with")
         if not numbers or puzzle.number in numbers:
             test(puzzle)
+    test_progress()
     finish()
 
 

@@ -5,6 +5,8 @@
 #include <cuda_runtime.h>
 #include <ptx.h>
 
+using namespace cuda_cpu::ptx;
+
 #include <functional>
 #include <map>
 #include <string>

@@ -1,5 +1,8 @@
 // Kernels with a race or an uninitialised read (<false>) and their correct versions (<true>), for test_inspect.py. A
 // comment after an access is its name in the test, which lists the accesses that race.
+#include <cooperative_groups.h>
+#include <cub/cub.cuh>
+#include <cuda/atomic>
 #include <cuda_runtime.h>
 
 constexpr unsigned ALL = 0xffffffff;
@@ -131,6 +134,57 @@ template <bool right> __global__ void last_block_of_fences(float* parts, unsigne
     if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
 }
 
+// ---- synchronisation by libraries
+
+namespace cg = cooperative_groups;
+template <bool right> __global__ void groups(float* out) {
+    __shared__ float tile[64];
+    const auto block = cg::this_thread_block();
+    tile[threadIdx.x] = 1;                            // writes
+    if (right) block.sync();
+    else cg::tiled_partition<32>(block).sync();
+    if (threadIdx.x >= 32) out[threadIdx.x] = tile[63 - threadIdx.x];   // reads
+}
+// The storage of two reductions is the same memory.
+template <bool right> __global__ void reductions(float* out) {
+    using Reduce = cub::BlockReduce<float, 64>;
+    __shared__ typename Reduce::TempStorage storage;
+    float sum = Reduce(storage).Sum(1);
+    if (right) __syncthreads();
+    sum += Reduce(storage).Sum(2);
+    if (threadIdx.x == 0) out[0] = sum;
+}
+// Blocks read what other blocks have written before the grid's barrier.
+template <bool right> __global__ void grids(float* out) {
+    __shared__ float own;
+    const auto grid = cg::this_grid();
+    if (threadIdx.x == 0) own = 1;
+    __syncthreads();
+    for (int i = 0; i < 2; i++) {
+        out[grid.thread_rank()] = own;                // writes
+        if (right) grid.sync();
+        else __syncthreads();
+        const float x = out[(grid.thread_rank() + 64) % grid.size()];   // reads
+        if (right) grid.sync();
+        if (threadIdx.x == 0) own = x;
+        __syncthreads();
+    }
+}
+// One thread publishes a value, for which the others wait.
+template <bool right> __global__ void flag(float* out) {
+    constexpr auto order = right ? cuda::memory_order_release : cuda::memory_order_relaxed;
+    __shared__ cuda::atomic<int, cuda::thread_scope_block> is_set;
+    __shared__ float value;
+    if (threadIdx.x == 0) is_set.store(0);
+    __syncthreads();
+    if (threadIdx.x == 33) {
+        value = 1;                                    // writes
+        is_set.store(1, order);
+    }
+    is_set.wait(0);
+    out[threadIdx.x] = value;                         // reads
+}
+
 // ---- uninitialised reads
 
 template <bool right> __global__ void unwritten(float* out) {
@@ -195,6 +249,11 @@ template <bool right> static void both(float* out, const float* in, unsigned* co
     cudaMemset(counts, 0, 1024);
     last_block<right><<<2, 64>>>(out, counts, out + 4096);
     last_block_of_fences<right><<<2, 64>>>(out, counts + 1, out + 4096);
+    groups<right><<<1, 64>>>(out);
+    flag<right><<<1, 64>>>(out);
+    reductions<right><<<1, 64>>>(out);
+    void* arguments[] = {&out};
+    cudaLaunchCooperativeKernel((void*)grids<right>, 3, 64, arguments);
     unwritten<right><<<1, 64>>>(out);
     unwritten_dynamic<right><<<1, 64, 256>>>(out);
 }
