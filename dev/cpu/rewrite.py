@@ -27,8 +27,7 @@ import sys
 
 NOT_EMULATED = "{}: {} not emulated; dev/cpu/README.md lists the limits"
 # included files
-HEADERS = {r"mma\.h": "wmma is",
-           r"(cub|thrust|cuda|nv|cutlass|cute)/.*": "this part of CUB, Thrust, libcu++ or CUTLASS is",
+HEADERS = {r"(cub|thrust|cuda|nv|cutlass|cute)/.*": "this part of CUB, Thrust, libcu++ or CUTLASS is",
            r"(cublas(_v2|_api|Xt)?|curand\w*|cufft\w*|cusparse\w*|cusolver\w*|cudnn\w*|npp\w*|nvrtc|nvjpeg|nvml)\.h":
                "this library is",
            r"cuda_awbarrier\w*\.h": "experimental barriers are",

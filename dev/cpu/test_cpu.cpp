@@ -10,6 +10,7 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
+#include <mma.h>
 #include <ptx.h>
 
 #include <sys/wait.h>
@@ -482,6 +483,61 @@ static bool grids_wait() {
         return x == static_cast<int>((i + 3 * 48) % 240) + 3;
     });
 }
+namespace wmma = nvcuda::wmma;
+// d = a b + 2 c for small integers, with a and b in both layouts, and d stored in both. T: type of a and b; S: of c.
+template <class T, class S, int M, int N, int K, class LA, class LB> static bool multiplies(wmma::layout_t layout) {
+    using Element = typename wmma::fragment<wmma::matrix_a, M, N, K, T, LA>::element_type;
+    constexpr bool a_rows = std::is_same_v<LA, wmma::row_major>, b_rows = std::is_same_v<LB, wmma::row_major>;
+    constexpr unsigned a_stride = (a_rows ? K : M) + 16, b_stride = (b_rows ? N : K) + 16;
+    const unsigned stride = (layout == wmma::mem_row_major ? N : M) + 8;
+    Array<Element> a(64 * 64), b(64 * 64);
+    Array<S> c(64 * 64), d(64 * 64);
+    for (size_t i = 0; i < a.size; i++) {
+        a[i] = Element(int(i * 7 % 5) - 1), b[i] = Element(int(i * 5 % 7) - 2), c[i] = S(int(i % 11) - 3);
+    }
+    run({1, 32}, [=, a = a.data, b = b.data, c = c.data, d = d.data] {
+        wmma::fragment<wmma::matrix_a, M, N, K, T, LA> left;
+        wmma::fragment<wmma::matrix_b, M, N, K, T, LB> right;
+        wmma::fragment<wmma::accumulator, M, N, K, S> sums, others;
+        wmma::load_matrix_sync(left, a, a_stride);
+        wmma::load_matrix_sync(right, b, b_stride);
+        wmma::load_matrix_sync(sums, c, stride, layout);
+        wmma::fill_fragment(others, S(2));
+        for (int i = 0; i < sums.num_elements; i++) sums.x[i] = sums.x[i] * others.x[i];
+        wmma::mma_sync(sums, left, right, sums);
+        wmma::store_matrix_sync(d, sums, stride, layout);
+    });
+    for (unsigned i = 0; i < M; i++)
+        for (unsigned j = 0; j < N; j++) {
+            const unsigned at = layout == wmma::mem_row_major ? i * stride + j : j * stride + i;
+            double sum = 2 * static_cast<double>(c[at]);
+            for (unsigned k = 0; k < K; k++)
+                sum += static_cast<double>(a[a_rows ? i * a_stride + k : k * a_stride + i]) *
+                       static_cast<double>(b[b_rows ? k * b_stride + j : j * b_stride + k]);
+            if (static_cast<double>(d[at]) != sum) return false;
+        }
+    return true;
+}
+template <class T, class S, int M, int N, int K> static bool multiplies_all() {
+    using Rows = wmma::row_major;
+    using Columns = wmma::col_major;
+    return multiplies<T, S, M, N, K, Rows, Rows>(wmma::mem_row_major) &&
+           multiplies<T, S, M, N, K, Rows, Columns>(wmma::mem_col_major) &&
+           multiplies<T, S, M, N, K, Columns, Rows>(wmma::mem_row_major) &&
+           multiplies<T, S, M, N, K, Columns, Columns>(wmma::mem_col_major);
+}
+TEST("wmma") {
+    if (WARP_SIZE == 1) return;
+    expect("products of half, bfloat16, tf32, double and bytes, in all layouts and shapes", in_every_order([] {
+               return multiplies_all<half, float, 16, 16, 16>() && multiplies_all<half, half, 32, 8, 16>() &&
+                      multiplies_all<__nv_bfloat16, float, 8, 32, 16>() &&
+                      multiplies_all<wmma::precision::tf32, float, 16, 16, 8>() &&
+                      multiplies_all<double, double, 8, 8, 4>() && multiplies_all<signed char, int, 16, 16, 16>();
+           }));
+    expect("__float_to_tf32 rounds ties away from zero",
+           wmma::__float_to_tf32(1 + 0x1p-11f) == 1 + 0x1p-10f && wmma::__float_to_tf32(1 + 0x0.ffp-11f) == 1);
+}
+
 TEST("grids") {
     expect("grid.sync() waits for all blocks; shared memory and variables are kept", in_every_order(grids_wait));
     expect("a cooperative launch with more blocks than are resident is an error", WARP_SIZE == 1 || on("a100", [] {

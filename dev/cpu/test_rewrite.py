@@ -384,7 +384,6 @@ OTHERS = {"ptx.cu": """
 # {feature: (its use in line 2, the message)}
 NOT_EMULATED = {
     "inline PTX": ('__global__ void k() { asm("trap;"); }', "asm: inline PTX is not emulated; dev/cpu/README.md lists"),
-    "wmma": ("#include <mma.h>", "mma.h: wmma is not emulated"),
     "libcu++": ('#  include "cuda/std/array" // needed',
                 "cuda/std/array: this part of CUB, Thrust, libcu++ or CUTLASS is"),
     "device-wide CUB": ("void* p = (void*)cub::DeviceReduce::Sum;",
