@@ -367,12 +367,15 @@ template <bool transposed> CUDA_CPU_NO_TSAN inline void ldmatrix_of_warp(void* c
     }
 }
 
-template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void* row, const void* site) {
+// matrices: 1, 2 or 4, whose rows the addresses of the first 8, 16 or 32 lanes are. r: 4 registers.
+template <bool transposed>
+inline void ldmatrix_of_lane(uint32_t* r, const void* row, const void* site, unsigned matrices = 4) {
     const char* name = transposed ? "ldmatrix_transposed" : "ldmatrix";
     require_capability(name, 75);
+    if (lane() >= 8 * matrices) row = shared_base();   // not used
     if (!aligned(row, 16)) reject(name, "with an address that is not a multiple of 16");
     require_shared(name, row);
-    watch::access(watch::Access::LOAD, watch::By::LDMATRIX, row, 16, site);
+    if (lane() < 8 * matrices) watch::access(watch::Access::LOAD, watch::By::LDMATRIX, row, 16, site);
     LdmatrixOperand mine{r, row};
     full_warp_collective(name, &mine, ldmatrix_of_warp<transposed>);
 }

@@ -11,17 +11,22 @@ and __FILE__ refer to mine.cu.
 
     kernel<<<grid, block, shared, stream>>>(x, n);    becomes a call of cuda_cpu::launch (dev/cpu/launch.h)
     extern __shared__ float tile[];                   becomes a pointer to dynamic_shared_memory
+    asm("add.u32 %0, %1, 5;" : "=r"(x) : "r"(y));     becomes C++ statements (inline_ptx.py)
     __noinline__                                      becomes g++'s attribute (a macro would break g++'s headers)
     cudaLaunchKernel((const void*)kernel, ...)        loses the cast, so that the parameters' types are known
-    #include <cub/cub.cuh>                            becomes #error, as do others that dev/cpu does not emulate
+    #include <thrust/sort.h>                          becomes #error, as do others that dev/cpu does not emulate
 
 #if is left to the preprocessor: launches in all its branches are translated. If several branches define a
 template kernel with the same signature, its launcher is inserted after the first.
 """
 import argparse
+import ast
 import os
 import re
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import inline_ptx
 
 # ---- what dev/cpu does not emulate; code that #if excludes may use it
 
@@ -36,7 +41,6 @@ HEADERS = {r"(cub|thrust|cuda|nv|cutlass|cute)/.*": "this part of CUB, Thrust, l
 # names
 NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces are", "cudaArray_t": "CUDA arrays are",
          "__cluster_dims__": "clusters are",
-         "asm": "inline PTX is",
          **dict.fromkeys("DeviceAdjacentDifference DeviceFor DeviceHistogram DeviceMemcpy DeviceMergeSort "
                          "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan DeviceSegmentedReduce "
                          "DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(), "device-wide CUB is"),
@@ -387,6 +391,8 @@ class File:
                     self.rewrite_shared(tokens, i, is_file)
                 elif token.text == "__noinline__" and tokens.text(i - 1) != "(":
                     self.edit(token.at, token.end, "__attribute__((noinline))")
+                elif token.text in ("asm", "__asm__", "__asm"):
+                    self.rewrite_asm(tokens, i)
                 elif token.text in ("cudaLaunchKernel", "cudaLaunchCooperativeKernel") and tokens.text(i + 1) == "(":
                     self.remove_cast(tokens, i + 2)
         pieces, at = [], 0
@@ -411,6 +417,39 @@ class File:
             self.edit(tokens[first].at, tokens[first].at, "::cuda_cpu::launch(")
             self.edit(open_, tokens[i + 2].end, ", ::cuda_cpu::Configuration(")
             self.edit(tokens[close].at, end, "))")
+
+    def rewrite_asm(self, tokens, i):
+        """Translates asm volatile("text" : outputs : inputs : clobbers)."""
+        open_ = next((j for j in range(i + 1, min(i + 4, len(tokens))) if tokens[j].text == "("), None)
+        end = tokens.match(open_) if open_ is not None else None
+        if end is None:
+            return
+        sections, j = [[]], open_ + 1
+        while j < end:
+            if tokens[j].text in (":", "::") and tokens[j].kind == "punctuator":
+                sections += [[] for _ in tokens[j].text]
+            else:
+                close = (tokens.match(j) if tokens[j].text in OPENING else None) or j
+                sections[-1] += range(j, close + 1)
+                j = close
+            j += 1
+        operands = []
+        for section in sections[1:3]:
+            for j, k in enumerate(section):
+                if tokens[k].text == "(" and tokens[k - 1].kind == "string":
+                    close = tokens.match(k)
+                    expression = re.sub(r"//[^\n]*|/\*.*?\*/|\\\n|\n", " ", self.source[tokens[k].end:tokens[close].at])
+                    operands.append((tokens[k - 1].text[1:-1], expression))
+        try:
+            if any(tokens[k].kind != "string" for k in sections[0]):
+                raise inline_ptx.Unknown("a text that is not a string")
+            text = "".join(ast.literal_eval(re.sub(r"\\\n", "", tokens[k].text)) for k in sections[0])
+            code = inline_ptx.translate(text, operands, len(sections) > 1)
+        except (inline_ptx.Unknown, ValueError, SyntaxError, IndexError, StopIteration) as error:
+            what = "inline PTX: " + str(error).replace("\\", "").replace('"', "'").replace("\n", " ")
+            code = f'_Pragma("GCC error \\"{NOT_EMULATED.format(what, "this is")}\\"")'
+        lines = self.source.count("\n", tokens[i].at, tokens[end].end)
+        self.edit(tokens[i].at, tokens[end].end, code + ("\\\n" * lines if tokens is not self.tokens else ""))
 
     def remove_cast(self, tokens, i):
         """Removes a cast to void* at i: (const void*) or reinterpret_cast<const void*>, whose operand keeps its ()."""
@@ -582,7 +621,9 @@ class Program:
                 file.edit(begin, end, f'"{target}"')
             text = line_directive(path) + file.rewrite(with_launcher)
             if path == main:
-                text = PROLOGUE + ("#undef WARP_SIZE\n" if self.declares("WARP_SIZE") else "") + text
+                uses_ptx = any(re.search(r"\b(asm|__asm|__asm__|__cvta_\w+|__is(Shared|Global))\b", each.source)
+                               for each in self.files.values())
+                text = PROLOGUE + ("#include <inline_ptx.h>\n" if uses_ptx else "") + ("#undef WARP_SIZE\n" if self.declares("WARP_SIZE") else "") + text
             texts[places[path]] = text
         for place, text in texts.items():
             os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
