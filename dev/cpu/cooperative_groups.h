@@ -215,7 +215,8 @@ T exclusive_scan(const Group& group, T value, Operation operation = {}) {
 
 template <class Group, class Shape>
 CUDA_CPU_INSTRUCTION void memcpy_async(const Group& group, void* to, const void* from, const Shape& bytes) {
-    cuda_cpu::copy_by_group(group.thread_rank(), group.size(), to, from, bytes);
+    cuda_cpu::copy_part(group.thread_rank(), group.size(), to, from, bytes);
+    __pipeline_commit();
 }
 // Blocks until all threads of the group have completed their copies, or (wait_prior) all but those of the last N calls.
 template <unsigned N, class Group> CUDA_CPU_INSTRUCTION void wait_prior(const Group& group) {

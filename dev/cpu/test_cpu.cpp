@@ -5,6 +5,7 @@
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda/atomic>
+#include <cuda/pipeline>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
@@ -526,6 +527,87 @@ template <class T, class S, int M, int N, int K> static bool multiplies_all() {
            multiplies<T, S, M, N, K, Columns, Rows>(wmma::mem_row_major) &&
            multiplies<T, S, M, N, K, Columns, Columns>(wmma::mem_col_major);
 }
+// Two phases: each thread writes, and reads what another one has written. One thread drops out after the first phase.
+static bool barriers_wait() {
+    Array<int> out(64);
+    run({1, 64}, [out = out.data] {
+        __shared__ cuda::barrier<cuda::thread_scope_block> ready;
+        __shared__ int numbers[64];
+        const unsigned t = threadIdx.x;
+        if (t == 0) init(&ready, 64);
+        __syncthreads();
+        numbers[t] = static_cast<int>(t);
+        const auto token = ready.arrive();
+        ready.wait(token);
+        const int other = numbers[63 - t];
+        if (t == 40) return ready.arrive_and_drop();
+        ready.arrive_and_wait();
+        numbers[t] = other + 1;
+        ready.arrive_and_wait();
+        out[t] = numbers[t == 40 || t == 23 ? t : 63 - t];
+    });
+    return out.each([](size_t t, int x) { return x == (t == 40 ? 0 : t == 23 ? 41 : static_cast<int>(t) + 1); });
+}
+// Sums of 8 tiles, which pass through a pipeline of a thread or of the block.
+template <cuda::thread_scope SCOPE> static bool pipelines_copy() {
+    Array<float> in(8 * 32), out(32);
+    for (size_t i = 0; i < in.size; i++) in[i] = static_cast<float>(i * i % 13);
+    run({1, 32}, [in = in.data, out = out.data] {
+        __shared__ float stages[3][32];
+        __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 3> state;
+        const auto block = cg::this_thread_block();
+        auto pipe = [&] {
+            if constexpr (SCOPE == cuda::thread_scope_block) return cuda::make_pipeline(block, &state);
+            else return cuda::make_pipeline();
+        }();
+        const unsigned t = threadIdx.x;
+        float sum = 0;
+        for (unsigned tile = 0, next = 0; tile < 8; tile++) {
+            for (; next < 8 && next < tile + 3; next++) {
+                pipe.producer_acquire();
+                cuda::memcpy_async(&stages[next % 3][t], in + next * 32 + t, cuda::aligned_size_t<4>(4), pipe);
+                pipe.producer_commit();
+            }
+            pipe.consumer_wait();
+            __syncwarp();
+            sum += stages[tile % 3][31 - t];
+            __syncwarp();
+            pipe.consumer_release();
+        }
+        out[t] = sum;
+    });
+    return out.each([&](size_t t, float x) {
+        float sum = 0;
+        for (size_t tile = 0; tile < 8; tile++) sum += in[tile * 32 + 31 - t];
+        return x == sum;
+    });
+}
+// The first warp copies for a barrier; the second warp reads.
+static bool copies_arrive() {
+    Array<float4> in(32), out(32);
+    for (size_t i = 0; i < in.size; i++) in[i].z = static_cast<float>(i);
+    run({1, 64}, [in = in.data, out = out.data] {
+        __shared__ cuda::barrier<cuda::thread_scope_block> ready;
+        __shared__ float4 tile[32];
+        const auto block = cg::this_thread_block();
+        if (block.thread_rank() == 0) init(&ready, block.size());
+        block.sync();
+        const auto warp = cg::tiled_partition<32>(block);
+        if (warp.meta_group_rank() == 0) cuda::memcpy_async(warp, tile, in, sizeof(tile), ready);
+        ready.arrive_and_wait();
+        if (warp.meta_group_rank() == 1) out[warp.thread_rank()] = tile[31 - warp.thread_rank()];
+    });
+    return out.each([](size_t t, float4 x) { return x.z == 31 - static_cast<float>(t); });
+}
+TEST("pipelines") {
+    if (WARP_SIZE == 1) return;
+    expect("cuda::barrier waits for all threads that have not dropped out", in_every_order(barriers_wait));
+    expect("cuda::pipeline of a thread and of a block", in_every_order([] {
+               return pipelines_copy<cuda::thread_scope_thread>() && pipelines_copy<cuda::thread_scope_block>();
+           }));
+    expect("cuda::memcpy_async completes at a barrier", in_every_order(copies_arrive));
+}
+
 TEST("wmma") {
     if (WARP_SIZE == 1) return;
     expect("products of half, bfloat16, tf32, double and bytes, in all layouts and shapes", in_every_order([] {
