@@ -50,7 +50,7 @@ NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces
 # included files of dev/cpu whose names a pattern of HEADERS includes
 PROVIDED = {"cub/cub.cuh", "cuda/atomic", "cuda/pipeline"}
 # included files whose contents are in another file of dev/cpu
-ELSEWHERE = {r"cooperative_groups/(reduce|scan|memcpy_async)\.h": "cooperative_groups.h",
+ELSEWHERE = {r"cooperative_groups/(scan|memcpy_async)\.h": "cooperative_groups/reduce.h",
              r"cub/(block|warp|thread|util)\w*(/\w+)?\.cuh": "cub/cub.cuh", r"cuda/std/atomic": "cuda/atomic",
              r"cuda/(std/)?barrier": "cuda/pipeline",
              r"cuda_pipeline_\w+\.h": "cuda_pipeline.h"}
