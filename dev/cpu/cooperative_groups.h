@@ -1,9 +1,10 @@
-// Cooperative groups with CUDA's names: blocks, tiles and coalesced threads of a warp, grids, reductions, scans and
-// copies. (rewrite.py includes this file for cooperative_groups/reduce.h, scan.h and memcpy_async.h too.) Tiles need
-// warps of 32 lanes; those of more than 32 threads, and clusters, are not emulated.
+// Cooperative groups with CUDA's names: blocks, tiles and coalesced threads of a warp, grids. Tiles need warps of 32
+// lanes; those of more than 32 threads, and clusters, are not emulated.
 #pragma once
 
-#include "cuda_pipeline.h"
+#include "cuda_runtime.h"
+
+#include <array>
 
 namespace cooperative_groups {
 namespace cuda_cpu_groups {
@@ -127,8 +128,11 @@ public:
 template <unsigned SIZE, class Parent> thread_block_tile<SIZE, Parent> tiled_partition(const Parent& parent) {
     return {parent.lanes_of_tile(SIZE), parent.thread_rank() / SIZE, (parent.size() + SIZE - 1) / SIZE};
 }
-inline coalesced_group tiled_partition(const thread_group& parent, unsigned size) {
+inline coalesced_group tiled_partition(const coalesced_group& parent, unsigned size) {
     return {parent.lanes_of_tile(size), parent.thread_rank() / size, (parent.size() + size - 1) / size};
+}
+inline thread_group tiled_partition(const thread_group& parent, unsigned size) {
+    return coalesced_group(parent.lanes_of_tile(size), 0, 1);
 }
 inline coalesced_group coalesced_threads(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
     return {__activemask(file, line), 0, 1};
@@ -177,51 +181,4 @@ public:
     }
 };
 inline grid_group this_grid() { return {}; }
-
-// ---- reductions and scans
-
-template <class T = void> using plus = std::plus<T>;
-template <class T = void> using bit_and = std::bit_and<T>;
-template <class T = void> using bit_or = std::bit_or<T>;
-template <class T = void> using bit_xor = std::bit_xor<T>;
-template <class T = void> struct less {   // the minimum
-    template <class X> X operator()(const X& x, const X& y) const { return y < x ? y : x; }
-};
-template <class T = void> struct greater {   // the maximum
-    template <class X> X operator()(const X& x, const X& y) const { return x < y ? y : x; }
-};
-
-// Reduces the values of the ranks below `end`.
-template <class T, class Operation>
-T reduce_first(const std::array<T, 32>& values, unsigned end, Operation& operation) {
-    T result = values[0];
-    for (unsigned rank = 1; rank < end; rank++) result = operation(result, values[rank]);
-    return result;
-}
-template <class Group, class T, class Operation>   // a program that does not include reduce.h may define a reduce
-std::enable_if_t<std::is_invocable_v<Operation, T, T>, T> reduce(const Group& group, T value, Operation operation) {
-    return reduce_first(group.all_values(value), group.size(), operation);
-}
-template <class Group, class T, class Operation = plus<>>
-T inclusive_scan(const Group& group, T value, Operation operation = {}) {
-    return reduce_first(group.all_values(value), group.thread_rank() + 1, operation);
-}
-template <class Group, class T, class Operation = plus<>>
-T exclusive_scan(const Group& group, T value, Operation operation = {}) {
-    const auto values = group.all_values(value);
-    return group.thread_rank() == 0 ? T{} : reduce_first(values, group.thread_rank(), operation);
-}
-
-// ---- copies: all threads of the group copy parts of one array
-
-template <class Group, class Shape>
-CUDA_CPU_INSTRUCTION void memcpy_async(const Group& group, void* to, const void* from, const Shape& bytes) {
-    cuda_cpu::copy_by_group(group.thread_rank(), group.size(), to, from, bytes);
-}
-// Blocks until all threads of the group have completed their copies, or (wait_prior) all but those of the last N calls.
-template <unsigned N, class Group> CUDA_CPU_INSTRUCTION void wait_prior(const Group& group) {
-    __pipeline_wait_prior(N);
-    group.sync();
-}
-template <class Group> CUDA_CPU_INSTRUCTION void wait(const Group& group) { wait_prior<0>(group); }
 }  // namespace cooperative_groups

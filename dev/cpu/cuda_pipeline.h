@@ -17,9 +17,9 @@ CUDA_CPU_INSTRUCTION void __pipeline_wait_prior(size_t pending) {
 }
 
 namespace cuda_cpu {
-// Copies one array by `threads` threads, of which this is number `rank`: with cp.async to shared memory if the
+// Copies this thread's part of an array, as number `rank` of `threads` threads: with cp.async to shared memory if the
 // alignment allows it, and otherwise by loads and stores.
-CUDA_CPU_INSTRUCTION void copy_by_group(unsigned rank, unsigned threads, void* to, const void* from, size_t bytes) {
+CUDA_CPU_INSTRUCTION void copy_part(unsigned rank, unsigned threads, void* to, const void* from, size_t bytes) {
     const size_t all = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes, fit = all & -all;
     const bool is_asynchronous = fit >= 4 && is_shared(to) && !is_shared(from);
     const size_t width = std::min<size_t>(fit, is_asynchronous ? 16 : 1);
@@ -29,6 +29,5 @@ CUDA_CPU_INSTRUCTION void copy_by_group(unsigned rank, unsigned threads, void* t
         if (is_asynchronous) __pipeline_memcpy_async(target, source, width);
         else *target = *source;
     }
-    if (is_asynchronous) __pipeline_commit();
 }
 }  // namespace cuda_cpu

@@ -367,12 +367,15 @@ template <bool transposed> CUDA_CPU_NO_TSAN inline void ldmatrix_of_warp(void* c
     }
 }
 
-template <bool transposed> inline void ldmatrix_of_lane(uint32_t* r, const void* row, const void* site) {
+// matrices: 1, 2 or 4, whose rows the addresses of the first 8, 16 or 32 lanes are. r: 4 registers.
+template <bool transposed>
+inline void ldmatrix_of_lane(uint32_t* r, const void* row, const void* site, unsigned matrices = 4) {
     const char* name = transposed ? "ldmatrix_transposed" : "ldmatrix";
     require_capability(name, 75);
+    if (lane() >= 8 * matrices) row = shared_base();   // not used
     if (!aligned(row, 16)) reject(name, "with an address that is not a multiple of 16");
     require_shared(name, row);
-    watch::access(watch::Access::LOAD, watch::By::LDMATRIX, row, 16, site);
+    if (lane() < 8 * matrices) watch::access(watch::Access::LOAD, watch::By::LDMATRIX, row, 16, site);
     LdmatrixOperand mine{r, row};
     full_warp_collective(name, &mine, ldmatrix_of_warp<transposed>);
 }
@@ -436,12 +439,12 @@ struct Mbarrier {
     int64_t tx_count : 21;  // bytes
     uint64_t mark : 2;      // 2: initialised
 
-    static void check_address(const uint64_t* barrier, const char* caller) {
-        require_capability(caller, 90);
+    static void check_address(const uint64_t* barrier, const char* caller, int least_capability) {
+        require_capability(caller, least_capability);
         if (!aligned(barrier, 8)) reject(caller, "with a barrier whose address is not a multiple of 8");
     }
-    CUDA_CPU_NO_TSAN static Mbarrier read(const uint64_t* barrier, const char* caller) {
-        check_address(barrier, caller);
+    CUDA_CPU_NO_TSAN static Mbarrier read(const uint64_t* barrier, const char* caller, int least_capability = 90) {
+        check_address(barrier, caller, least_capability);
         const auto value = bits<Mbarrier>(*barrier);
         if (value.mark != 2) reject(caller, "with a barrier that is not initialised");
         return value;
@@ -492,7 +495,7 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads) {
 
 namespace cuda_cpu::ptx {
 CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals) {
-    Mbarrier::check_address(barrier, "mbarrier_init");
+    Mbarrier::check_address(barrier, "mbarrier_init", 90);
     if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
         reject("mbarrier_init", "for ", arrivals, " arrivals; expected 1 to 1048575");
     const auto count = static_cast<uint64_t>(arrivals);
@@ -545,7 +548,7 @@ inline std::string AsyncWork::state_of(const void* what, unsigned number) const 
             return text_of(", barrier ", number, ": ", named[n].arrived, " of ", named[n].expected,
                            " threads have arrived");
     const uint64_t* word = static_cast<const uint64_t*>(what);
-    const Mbarrier barrier = Mbarrier::read(word, "mbarrier_wait");
+    const Mbarrier barrier = Mbarrier::read(word, "mbarrier_wait", 70);
     const std::ptrdiff_t at = static_cast<const char*>(what) - shared_base();
     const bool dynamic = at >= 0 && at < static_cast<std::ptrdiff_t>(max_shared_bytes);
     return text_of(", parity ", number, dynamic ? text_of(", barrier at byte ", at) : "", ": ",

@@ -11,17 +11,22 @@ and __FILE__ refer to mine.cu.
 
     kernel<<<grid, block, shared, stream>>>(x, n);    becomes a call of cuda_cpu::launch (dev/cpu/launch.h)
     extern __shared__ float tile[];                   becomes a pointer to dynamic_shared_memory
+    asm("add.u32 %0, %1, 5;" : "=r"(x) : "r"(y));     becomes C++ statements (inline_ptx.py)
     __noinline__                                      becomes g++'s attribute (a macro would break g++'s headers)
     cudaLaunchKernel((const void*)kernel, ...)        loses the cast, so that the parameters' types are known
-    #include <cub/cub.cuh>                            becomes #error, as do others that dev/cpu does not emulate
+    #include <thrust/sort.h>                          becomes #error, as do others that dev/cpu does not emulate
 
 #if is left to the preprocessor: launches in all its branches are translated. If several branches define a
 template kernel with the same signature, its launcher is inserted after the first.
 """
 import argparse
+import ast
 import os
 import re
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import inline_ptx
 
 # ---- what dev/cpu does not emulate; code that #if excludes may use it
 
@@ -34,8 +39,7 @@ def error(name, feature):
 
 
 # included files
-HEADERS = {r"mma\.h": "wmma is",
-           r"(cub|thrust|cuda|nv|cutlass|cute|cccl)/.*": "this part of CUB, Thrust, libcu++ or CUTLASS is",
+HEADERS = {r"(cub|thrust|cuda|nv|cutlass|cute|cccl)/.*": "this part of CUB, Thrust, libcu++ or CUTLASS is",
            r"(cublas(_api|Xt)?|cu(rand|fft|sparse|solver|dnn|pti|file)\w*|np+\w*|nvrtc|nv[jJ]\w+|nvml|nvblas|nvperf\w*"
            r"|cudalibxt|cuComplex)\.h": "this library is",
            r"cuda_awbarrier\w*\.h": "experimental barriers are",
@@ -43,7 +47,7 @@ HEADERS = {r"mma\.h": "wmma is",
            r"(cuda_)?(texture|surface)_\w*\.h": "textures and surfaces are",
            r"(cuda_\w+_interop|cuda(EGL|GL|VDPAU)\w*)\.h": "graphics libraries are"}
 # names
-NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are", "asm": "inline PTX is",
+NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are",
          "cudaLaunchAttributeClusterDimension": "clusters are", "cudaMemPool_t": "memory pools are",
          **dict.fromkeys("cudaTextureObject_t cudaSurfaceObject_t cudaResourceDesc cudaTextureDesc cudaArray "
                          "cudaArray_t cudaMipmappedArray_t cudaChannelFormatDesc tex1D tex1Dfetch tex2D tex3D".split(),
@@ -61,11 +65,11 @@ NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are", "as
                          "BlockRadixSort BlockShuffle WarpExchange WarpMergeSort".split(), "this part of CUB is")}
 
 # included files of dev/cpu whose names a pattern of HEADERS includes
-PROVIDED = {"cub/cub.cuh", "cuda/atomic"}
+PROVIDED = {"cub/cub.cuh", "cuda/atomic", "cuda/pipeline"}
 # included files whose contents are in another file of dev/cpu; NVIDIA's own, if installed, would clash with it
-ELSEWHERE = {r"cooperative_groups/(reduce|scan|memcpy_async)\.h": "cooperative_groups.h",
+ELSEWHERE = {r"cooperative_groups/(scan|memcpy_async)\.h": "cooperative_groups/reduce.h",
              r"cub/(block|warp|thread|util)\w*(/\w+)?\.cuh": "cub/cub.cuh", r"cuda/std/atomic": "cuda/atomic",
-             r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
+             r"cuda/(std/)?barrier": "cuda/pipeline", r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
              r"(crt/.*|(builtin|device|driver|library|vector)_types|(math|vector|device|driver|common)_functions"
              r"|device_(atomic|double)_functions|cuda_(device_runtime_api|occupancy|profiler_api|stdint)|cudaProfiler"
              r"|channel_descriptor|host_(config|defines)|math_constants|sm_\d+_\w+)\.h(pp)?": "cuda_runtime.h",
@@ -415,6 +419,8 @@ class File:
                     self.rewrite_shared(tokens, i, is_file)
                 elif token.text == "__noinline__" and tokens.text(i - 1) != "(":
                     self.edit(token.at, token.end, "__attribute__((noinline))")
+                elif token.text in ("asm", "__asm__", "__asm"):
+                    self.rewrite_asm(tokens, i)
                 elif token.text in ("cudaLaunchKernel", "cudaLaunchCooperativeKernel") and tokens.text(i + 1) == "(":
                     self.remove_cast(tokens, i + 2)
         pieces, at = [], 0
@@ -442,6 +448,39 @@ class File:
             self.edit(tokens[first].at, tokens[first].at, "::cuda_cpu::launch(")
             self.edit(open_, tokens[i + 2].end, ", ::cuda_cpu::Configuration(")
             self.edit(tokens[close].at, end, "))")
+
+    def rewrite_asm(self, tokens, i):
+        """Translates asm volatile("text" : outputs : inputs : clobbers)."""
+        open_ = next((j for j in range(i + 1, min(i + 4, len(tokens))) if tokens[j].text == "("), None)
+        end = tokens.match(open_) if open_ is not None else None
+        if end is None:
+            return
+        sections, j = [[]], open_ + 1
+        while j < end:
+            if tokens[j].text in (":", "::") and tokens[j].kind == "punctuator":
+                sections += [[] for _ in tokens[j].text]
+            else:
+                close = (tokens.match(j) if tokens[j].text in OPENING else None) or j
+                sections[-1] += range(j, close + 1)
+                j = close
+            j += 1
+        operands = []
+        for section in sections[1:3]:
+            for j, k in enumerate(section):
+                if tokens[k].text == "(" and tokens[k - 1].kind == "string":
+                    close = tokens.match(k)
+                    expression = re.sub(r"//[^\n]*|/\*.*?\*/|\\\n|\n", " ", self.source[tokens[k].end:tokens[close].at])
+                    operands.append((tokens[k - 1].text[1:-1], expression))
+        try:
+            if any(tokens[k].kind != "string" for k in sections[0]):
+                raise inline_ptx.Unknown("a text that is not a string")
+            text = "".join(ast.literal_eval(re.sub(r"\\\n", "", tokens[k].text)) for k in sections[0])
+            code = inline_ptx.translate(text, operands, len(sections) > 1)
+        except (inline_ptx.Unknown, ValueError, SyntaxError, IndexError, StopIteration) as error:
+            what = "inline PTX: " + str(error).replace("\\", "").replace('"', "'").replace("\n", " ")
+            code = f'_Pragma("GCC error \\"{NOT_EMULATED.format(what, "this is")}\\"")'
+        lines = self.source.count("\n", tokens[i].at, tokens[end].end)
+        self.edit(tokens[i].at, tokens[end].end, code + ("\\\n" * lines if tokens is not self.tokens else ""))
 
     def remove_cast(self, tokens, i):
         """Removes a cast to void* at i: (const void*) or reinterpret_cast<const void*>, whose operand keeps its ()."""
@@ -614,7 +653,9 @@ class Program:
                 file.edit(begin, end, f'"{target}"')
             text = line_directive(path) + file.rewrite(with_launcher)
             if path == main:
-                text = PROLOGUE + ("#undef WARP_SIZE\n" if self.declares("WARP_SIZE") else "") + text
+                uses_ptx = any(re.search(r"\b(asm|__asm|__asm__|__cvta_\w+|__is(Shared|Global))\b", each.source)
+                               for each in self.files.values())
+                text = PROLOGUE + ("#include <inline_ptx.h>\n" if uses_ptx else "") + ("#undef WARP_SIZE\n" if self.declares("WARP_SIZE") else "") + text
             texts[places[path]] = text
         for place, text in texts.items():
             os.makedirs(os.path.dirname(place) or ".", exist_ok=True)

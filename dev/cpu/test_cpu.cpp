@@ -1,15 +1,17 @@
 // Tests of the emulator. `make test-all` builds and runs them at widths 32 and 1. With another argument than the
 // options of testing.h the program runs as the child process of a test: see run_as_child().
-#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
 #include <cub/cub.cuh>
 #include <cublas_v2.h>
 #include <cuda.h>
 #include <cuda/atomic>
+#include <cuda/pipeline>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
+#include <mma.h>
 #include <ptx.h>
 
 #include <sys/wait.h>
@@ -482,6 +484,142 @@ static bool grids_wait() {
         return x == static_cast<int>((i + 3 * 48) % 240) + 3;
     });
 }
+namespace wmma = nvcuda::wmma;
+// d = a b + 2 c for small integers, with a and b in both layouts, and d stored in both. T: type of a and b; S: of c.
+template <class T, class S, int M, int N, int K, class LA, class LB> static bool multiplies(wmma::layout_t layout) {
+    using Element = typename wmma::fragment<wmma::matrix_a, M, N, K, T, LA>::element_type;
+    constexpr bool a_rows = std::is_same_v<LA, wmma::row_major>, b_rows = std::is_same_v<LB, wmma::row_major>;
+    constexpr unsigned a_stride = (a_rows ? K : M) + 16, b_stride = (b_rows ? N : K) + 16;
+    const unsigned stride = (layout == wmma::mem_row_major ? N : M) + 8;
+    Array<Element> a(64 * 64), b(64 * 64);
+    Array<S> c(64 * 64), d(64 * 64);
+    for (size_t i = 0; i < a.size; i++) {
+        a[i] = Element(int(i * 7 % 5) - 1), b[i] = Element(int(i * 5 % 7) - 2), c[i] = S(int(i % 11) - 3);
+    }
+    run({1, 32}, [=, a = a.data, b = b.data, c = c.data, d = d.data] {
+        wmma::fragment<wmma::matrix_a, M, N, K, T, LA> left;
+        wmma::fragment<wmma::matrix_b, M, N, K, T, LB> right;
+        wmma::fragment<wmma::accumulator, M, N, K, S> sums, others;
+        wmma::load_matrix_sync(left, a, a_stride);
+        wmma::load_matrix_sync(right, b, b_stride);
+        wmma::load_matrix_sync(sums, c, stride, layout);
+        wmma::fill_fragment(others, S(2));
+        for (int i = 0; i < sums.num_elements; i++) sums.x[i] = sums.x[i] * others.x[i];
+        wmma::mma_sync(sums, left, right, sums);
+        wmma::store_matrix_sync(d, sums, stride, layout);
+    });
+    for (unsigned i = 0; i < M; i++)
+        for (unsigned j = 0; j < N; j++) {
+            const unsigned at = layout == wmma::mem_row_major ? i * stride + j : j * stride + i;
+            double sum = 2 * static_cast<double>(c[at]);
+            for (unsigned k = 0; k < K; k++)
+                sum += static_cast<double>(a[a_rows ? i * a_stride + k : k * a_stride + i]) *
+                       static_cast<double>(b[b_rows ? k * b_stride + j : j * b_stride + k]);
+            if (static_cast<double>(d[at]) != sum) return false;
+        }
+    return true;
+}
+template <class T, class S, int M, int N, int K> static bool multiplies_all() {
+    using Rows = wmma::row_major;
+    using Columns = wmma::col_major;
+    return multiplies<T, S, M, N, K, Rows, Rows>(wmma::mem_row_major) &&
+           multiplies<T, S, M, N, K, Rows, Columns>(wmma::mem_col_major) &&
+           multiplies<T, S, M, N, K, Columns, Rows>(wmma::mem_row_major) &&
+           multiplies<T, S, M, N, K, Columns, Columns>(wmma::mem_col_major);
+}
+// Two phases: each thread writes, and reads what another one has written. One thread drops out after the first phase.
+static bool barriers_wait() {
+    Array<int> out(64);
+    run({1, 64}, [out = out.data] {
+        __shared__ cuda::barrier<cuda::thread_scope_block> ready;
+        __shared__ int numbers[64];
+        const unsigned t = threadIdx.x;
+        if (t == 0) init(&ready, 64);
+        __syncthreads();
+        numbers[t] = static_cast<int>(t);
+        const auto token = ready.arrive();
+        ready.wait(token);
+        const int other = numbers[63 - t];
+        if (t == 40) return ready.arrive_and_drop();
+        ready.arrive_and_wait();
+        numbers[t] = other + 1;
+        ready.arrive_and_wait();
+        out[t] = numbers[t == 40 || t == 23 ? t : 63 - t];
+    });
+    return out.each([](size_t t, int x) { return x == (t == 40 ? 0 : t == 23 ? 41 : static_cast<int>(t) + 1); });
+}
+// Sums of 8 tiles, which pass through a pipeline of a thread or of the block.
+template <cuda::thread_scope SCOPE> static bool pipelines_copy() {
+    Array<float> in(8 * 32), out(32);
+    for (size_t i = 0; i < in.size; i++) in[i] = static_cast<float>(i * i % 13);
+    run({1, 32}, [in = in.data, out = out.data] {
+        __shared__ float stages[3][32];
+        __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 3> state;
+        const auto block = cg::this_thread_block();
+        auto pipe = [&] {
+            if constexpr (SCOPE == cuda::thread_scope_block) return cuda::make_pipeline(block, &state);
+            else return cuda::make_pipeline();
+        }();
+        const unsigned t = threadIdx.x;
+        float sum = 0;
+        for (unsigned tile = 0, next = 0; tile < 8; tile++) {
+            for (; next < 8 && next < tile + 3; next++) {
+                pipe.producer_acquire();
+                cuda::memcpy_async(&stages[next % 3][t], in + next * 32 + t, cuda::aligned_size_t<4>(4), pipe);
+                pipe.producer_commit();
+            }
+            pipe.consumer_wait();
+            __syncwarp();
+            sum += stages[tile % 3][31 - t];
+            __syncwarp();
+            pipe.consumer_release();
+        }
+        out[t] = sum;
+    });
+    return out.each([&](size_t t, float x) {
+        float sum = 0;
+        for (size_t tile = 0; tile < 8; tile++) sum += in[tile * 32 + 31 - t];
+        return x == sum;
+    });
+}
+// The first warp copies for a barrier; the second warp reads.
+static bool copies_arrive() {
+    Array<float4> in(32), out(32);
+    for (size_t i = 0; i < in.size; i++) in[i].z = static_cast<float>(i);
+    run({1, 64}, [in = in.data, out = out.data] {
+        __shared__ cuda::barrier<cuda::thread_scope_block> ready;
+        __shared__ float4 tile[32];
+        const auto block = cg::this_thread_block();
+        if (block.thread_rank() == 0) init(&ready, block.size());
+        block.sync();
+        const auto warp = cg::tiled_partition<32>(block);
+        if (warp.meta_group_rank() == 0) cuda::memcpy_async(warp, tile, in, sizeof(tile), ready);
+        ready.arrive_and_wait();
+        if (warp.meta_group_rank() == 1) out[warp.thread_rank()] = tile[31 - warp.thread_rank()];
+    });
+    return out.each([](size_t t, float4 x) { return x.z == 31 - static_cast<float>(t); });
+}
+TEST("pipelines") {
+    if (WARP_SIZE == 1) return;
+    expect("cuda::barrier waits for all threads that have not dropped out", in_every_order(barriers_wait));
+    expect("cuda::pipeline of a thread and of a block", in_every_order([] {
+               return pipelines_copy<cuda::thread_scope_thread>() && pipelines_copy<cuda::thread_scope_block>();
+           }));
+    expect("cuda::memcpy_async completes at a barrier", in_every_order(copies_arrive));
+}
+
+TEST("wmma") {
+    if (WARP_SIZE == 1) return;
+    expect("products of half, bfloat16, tf32, double and bytes, in all layouts and shapes", in_every_order([] {
+               return multiplies_all<half, float, 16, 16, 16>() && multiplies_all<half, half, 32, 8, 16>() &&
+                      multiplies_all<__nv_bfloat16, float, 8, 32, 16>() &&
+                      multiplies_all<wmma::precision::tf32, float, 16, 16, 8>() &&
+                      multiplies_all<double, double, 8, 8, 4>() && multiplies_all<signed char, int, 16, 16, 16>();
+           }));
+    expect("__float_to_tf32 rounds ties away from zero",
+           wmma::__float_to_tf32(1 + 0x1p-11f) == 1 + 0x1p-10f && wmma::__float_to_tf32(1 + 0x0.ffp-11f) == 1);
+}
+
 TEST("grids") {
     expect("grid.sync() waits for all blocks; shared memory and variables are kept", in_every_order(grids_wait));
     expect("a cooperative launch with more blocks than are resident is an error", WARP_SIZE == 1 || on("a100", [] {

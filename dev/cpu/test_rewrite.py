@@ -365,6 +365,179 @@ def test_by_address():
     expect_equal(got.get("sum"), "8", "cudaLaunchKernel launches kernels, also through a cast and of a template")
 
 
+# ---- inline PTX
+
+INLINE_PTX = r"""
+#include <cuda_fp16.h>
+#include <cstdint>
+#define LANE(x) asm volatile("mov.u32 %0, %%laneid;" \
+                             : "=r"(x))
+__device__ unsigned shared_of(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ void ldmatrix(unsigned (&r)[4], const void* row) {   // not the emulator's
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_of(row)) : "memory");
+}
+template <int N> __device__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;\n" ::"n"(N)); }
+template <class T> __global__ void numbers(T* out, const unsigned* in)
+{
+    unsigned a = 7, b = 0, lane; int s = -5; float f = 2.5f, g; unsigned long long wide; uint64_t address; half2 h;
+    LANE(lane); out[0] = lane;
+    asm("add.u32 %0, %1, 5;" : "=r"(b) : "r"(a)); out[1] = b;
+    asm("{ .reg .u32 t<2>; mul.lo.u32 t0, %1, %1; // a comment\n\t mad.lo.u32 t1, t0, 2, %2;\n mov.u32 %0, t1; }"
+        : "=r"(b) : "r"(a), "r"(1)); out[2] = b;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(wide) : "r"(0x80000000u), "r"(6u)); out[3] = wide >> 32;
+    asm("fma.rn.f32 %0, %1, 0f40000000, %2;" : "=f"(g) : "f"(f), "f"(1.0f)); out[4] = g;
+    asm("{.reg .pred p; setp.lt.s32 p, %1, 0; @p neg.s32 %0, %1; @!p mov.s32 %0, 0;}" : "=r"(s) : "r"(s)); out[5] = s;
+    asm("{ .reg .pred p, q; setp.gt.f32 p|q, %1, 3.0; selp.b32 %0, 1, 2, q; }" : "=r"(b) : "f"(f)); out[6] = b;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(wide) : "r"(1), "r"(3)); out[7] = wide == (3ull << 32 | 1);
+    asm("mov.b64 {%0, %1}, %2;" : "=r"(a), "=r"(b) : "l"(wide)); out[8] = a * 10 + b;
+    asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(s) : "f"(-2.7f)); out[9] = s;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(*(unsigned*)&h) : "f"(3.0f), "f"(4.0f)); out[10] = __low2float(h);
+    asm("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(b) : "r"(0x1111), "r"(0x2222)); out[11] = b == 0x22221111;
+    asm("lop3.b32 %0, %1, %2, %3, 0x96;" : "=r"(b) : "r"(1), "r"(3), "r"(8)); out[12] = b;
+    asm("bfe.u32 %0, %1, 4, 8;" : "=r"(b) : "r"(0xabcde)); out[13] = b == 0xcd;
+    asm("bfe.s32 %0, %1, 4, 4;" : "=r"(s) : "r"(0xf5)); out[14] = s;
+    asm("bfi.b32 %0, %1, %2, 8, 4;" : "=r"(b) : "r"(3), "r"(0x10f01)); out[15] = b == 0x10301;
+    asm("clz.b32 %0, %1;" : "=r"(b) : "r"(16)); out[16] = b;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(g) : "f"(3.0f)); out[17] = g;
+    asm("max.s32 %0, %1, %2;" : "=r"(s) : "r"(-3), "r"(-8)); out[18] = s;
+    asm("{\n.reg .u32 i;\nmov.u32 i, 0;\nmov.u32 %0, 0;\nLOOP:\nadd.u32 %0, %0, i;\nadd.u32 i, i, 1;\n"
+        ".reg .pred p;\nsetp.le.u32 p, i, %1;\n@p bra LOOP;\n}" : "=r"(b) : "r"(4)); out[19] = b;
+    asm("shfl.sync.bfly.b32 %0, %1, 1, 0x1f, 0xffffffff;" : "=r"(b) : "r"(lane)); out[20] = b;
+    asm("{.reg .pred p; setp.eq.u32 p, %1, 4; vote.sync.ballot.b32 %0, p, 0xffffffff;}" : "=r"(b) : "r"(lane));
+    out[21] = b;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1+8];" : "=r"(b) : "l"(in)); out[22] = b;
+    asm volatile("ld.global.v4.u32 {%0, _, _, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(in)); out[23] = a * 10 + b;
+    asm volatile("st.global.cs.f32 [%0], %1;" :: "l"((float*)out + 24), "f"(24.0f) : "memory");
+    asm volatile("cvta.to.global.u64 %0, %1;" : "=l"(address) : "l"(in)); out[25] = address == (uint64_t)in;
+    asm volatile("red.global.add.f32 [%0], %1;" :: "l"((float*)out + 26), "f"(0.5f));
+    asm volatile("atom.global.add.u32 %0, [%1], 1;" : "=r"(b) : "l"((unsigned*)out + 60)); out[27] = b < 32;
+    asm volatile("membar.gl; fence.acq_rel.gpu;" ::: "memory");
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(b)); out[28] = b;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(b) : "l"(in + 3)); out[29] = b;
+    asm volatile("" : "+f"(f)); asm volatile("// nothing"); out[30] = f;
+}
+// Row r of the tile has r + column / 100.
+__global__ void tiles(float* out, const half* in)
+{
+    __shared__ __align__(16) half tile[16 * 16];
+    const unsigned t = threadIdx.x;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared_of(tile + t * 8)), "l"(in + t * 8));
+    asm volatile("cp.async.commit_group;\n" ::);
+    cp_async_wait<0>();
+    asm volatile("bar.sync 0;");
+    unsigned a[4], b[2]; float d[4] = {1, 1, 1, 1}; uint32_t half_sums[2] = {0, 0};
+    ldmatrix(a, tile + t % 16 * 16 + t / 16 * 8);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(b[0]), "=r"(b[1]) : "r"(shared_of(tile + t % 16 * 16)));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
+                 : "+r"(half_sums[0]), "+r"(half_sums[1])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    int sums[4], ones = 0x01010101, twos = 0x02020202;
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%5,%5}, {%6,%6,%6,%6};"
+        : "=r"(sums[0]), "=r"(sums[1]), "=r"(sums[2]), "=r"(sums[3]) : "r"(ones), "r"(twos), "r"(-1));
+    const float one = 1;
+    float tf[4];
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%4,%4}, {%5,%5,%5,%5};"
+        : "=f"(tf[0]), "=f"(tf[1]), "=f"(tf[2]), "=f"(tf[3]) : "r"(__float_as_uint(one)), "f"(0.5f));
+    bool right = true;
+    for (int i = 0; i < 4; i++) {
+        const unsigned row = t / 4 + i / 2 * 8, column = t % 4 * 2 + i % 2;
+        float sum = 0;
+        for (int k = 0; k < 16; k++) sum += __half2float(in[row * 16 + k]) * __half2float(in[k * 16 + column]);
+        const float of_halves = __half2float(((half*)half_sums)[i]);
+        right = right && d[i] == sum + 1 && of_halves == sum && sums[i] == 63 && tf[i] == 8.5f;
+    }
+    out[t] = right;
+}
+int main()
+{
+    float* out; unsigned* in; half* matrix;
+    cudaMalloc(&out, 256); cudaMemset(out, 0, 256); cudaMalloc(&in, 16); cudaMalloc(&matrix, 512);
+    for (int i = 0; i < 4; i++) in[i] = i + 1;
+    for (int i = 0; i < 256; i++) matrix[i] = __float2half(i * 7 % 5 - 2);
+    numbers<<<1, 32>>>(out, in);
+    printf("numbers"); for (int i = 0; i < 31; i++) printf(" %g", out[i]); printf("\n");
+    tiles<<<1, 32>>>(out, matrix);
+    printf("tiles"); for (int i = 0; i < 32; i++) printf(" %g", out[i]); printf("\n");
+}
+"""
+
+
+# A product of 64 x 16 ones, which TMA loads, and 16 x 64 twos.
+HOPPER = r"""
+#include <cuda.h>
+#include <cuda_bf16.h>
+__device__ unsigned shared_of(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__global__ void multiply(float* out, const __grid_constant__ CUtensorMap map)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    uint64_t* barrier = (uint64_t*)(memory + 16384);
+    const unsigned t = threadIdx.x;
+    for (int i = t; i < 4096; i += 128) ((__nv_bfloat16*)(memory + 8192))[i] = __float2bfloat16(2);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
+    if (t == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_of(barrier)), "r"(1) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                     ::"r"(shared_of(barrier)), "r"(8192) : "memory");
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_of(memory)),
+                     "l"(&map), "r"(shared_of(barrier)), "r"(0), "r"(0), "r"(0), "r"(0) : "memory");
+    }
+    asm volatile("bar.sync %0, %1;" ::"r"(1), "r"(128) : "memory");
+    asm volatile("{\n.reg .pred P1;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 P1, [%0], %1;\n@P1 bra DONE;\n"
+                 "bra WAIT;\nDONE:\n}" :: "r"(shared_of(barrier)), "r"(0));
+    asm volatile("fence.proxy.async;");
+    const auto descriptor = [](const void* tile) {
+        return (uint64_t)(shared_of(tile) & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+    };
+    float d[32];
+    wgmma_fence();
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {NUMBERS}, %32, %33, p, 1, 1, 0, %35;\n}"
+                 : SUMS : "l"(descriptor(memory)), "l"(descriptor(memory + 8192)), "r"(0), "n"(0));
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(0) : "memory");
+    float sum = 0;
+    for (float x : d) sum += x;
+    out[t] = sum;
+}
+int main()
+{
+    float* out; __nv_bfloat16* ones; CUtensorMap map;
+    cudaMalloc(&out, 512); cudaMalloc(&ones, 8192);
+    for (int i = 0; i < 4096; i++) ones[i] = __float2bfloat16(1);
+    const cuuint64_t extents[] = {64, 64, 1, 1}, strides[] = {128, 8192, 8192};
+    const cuuint32_t box[] = {64, 64, 1, 1}, steps[] = {1, 1, 1, 1};
+    if (cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, ones, extents, strides, box, steps,
+                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) return 1;
+    multiply<<<1, 128, 32768>>>(out, map);
+    for (int i = 0; i < 128; i++) if (out[i] != 32 * 32) printf("wrong %g\n", out[i]);
+    printf("first %g\n", out[0]);
+}
+""".replace("NUMBERS", ", ".join(f"%{n}" for n in range(32))).replace(
+    "SUMS", ", ".join(f'"+f"(d[{n}])' for n in range(32)))
+
+
+def test_inline_ptx():
+    expect_equal(World("hopper", {"mine.cu": HOPPER}).build_and_run("mine.cu"), {"first": "1024"},
+                 "inline PTX: mbarrier, TMA, wgmma, setmaxnreg, bar, fence")
+    got = World("inline_ptx", {"mine.cu": INLINE_PTX}).build_and_run("mine.cu")
+    # Lanes store one after another: the last lane's results remain.
+    expected = "31 12 99 3 6 5 1 1 13 -2 4 1 10 1 -1 1 27 8 -3 10 30 16 3 14 24 1 16 1 0 4 2.5"
+    for n, (a, b) in enumerate(zip(got.get("numbers", "").split(), expected.split())):
+        if a != b:
+            expect_equal(a, b, f"inline PTX: result {n}")
+    expect_equal(got.get("numbers"), expected, "inline PTX: arithmetic, registers, predicates, loops, loads, atomics")
+    expect_equal(got.get("tiles"), " ".join("1" * 32), "inline PTX: cp.async, ldmatrix, and mma of FP16, INT8, TF32")
+
+
 # ---- features that are not translated
 
 OTHERS = {"ptx.cu": """
@@ -383,8 +556,8 @@ OTHERS = {"ptx.cu": """
     """, "launch.cu": "\nint main() { k<<<1, 2; }\n"}
 # {feature: (its use in line 2, the message)}
 NOT_EMULATED = {
-    "inline PTX": ('__global__ void k() { asm("trap;"); }', "asm: inline PTX is not emulated; dev/cpu/README.md lists"),
-    "wmma": ("#include <mma.h>", "mma.h: wmma is not emulated"),
+    "inline PTX": ('__global__ void k() { asm("tcgen05.fence::before_thread_sync;"); }',
+                   "inline PTX: tcgen05.fence::before_thread_sync: this is not emulated; dev/cpu/README.md lists"),
     "libcu++": ('#  include "cuda/std/array" // needed',
                 "cuda/std/array: this part of CUB, Thrust, libcu++ or CUTLASS is"),
     "device-wide CUB": ("void* p = (void*)cub::DeviceReduce::Sum;",

@@ -241,6 +241,8 @@ RACES = {
     "last_block": ("__threadfence before the count of blocks", "global", WRITES_READS),
     "last_block_of_fences": ("__syncthreads between fences and the count of blocks", "global", WRITES_READS),
     "groups": ("sync() of the block, with that of a tile in its place", "shared", WRITES_READS),
+    "copies": ("a wait at a cuda::barrier", "shared", WRITES_READS),
+    "stages": ("consumer_wait() of a cuda::pipeline", "shared", WRITES_READS),
     "grids": ("grid.sync(), with __syncthreads in its place", "global", WRITES_READS),
     "flag": ("release order of the store to an atomic", "shared", WRITES_READS),
 }

@@ -3,6 +3,7 @@
 #include <cooperative_groups.h>
 #include <cub/cub.cuh>
 #include <cuda/atomic>
+#include <cuda/pipeline>
 #include <cuda_runtime.h>
 
 constexpr unsigned ALL = 0xffffffff;
@@ -170,6 +171,28 @@ template <bool right> __global__ void grids(float* out) {
         __syncthreads();
     }
 }
+// Copies complete at a barrier, or at the end of a pipeline's stage.
+template <bool right> __global__ void copies(float* out, const float* in) {
+    __shared__ cuda::barrier<cuda::thread_scope_block> ready;
+    __shared__ float tile[64];
+    if (threadIdx.x == 0) init(&ready, 64);
+    __syncthreads();
+    cuda::memcpy_async(&tile[threadIdx.x], in + threadIdx.x, 4, ready);   // writes
+    const auto phase = ready.arrive();
+    if (right) ready.wait(phase);
+    out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
+}
+template <bool right> __global__ void stages(float* out, const float* in) {
+    __shared__ float tile[64];
+    auto pipe = cuda::make_pipeline();
+    pipe.producer_acquire();
+    cuda::memcpy_async(&tile[threadIdx.x], in + threadIdx.x, 4, pipe);   // writes
+    pipe.producer_commit();
+    if (right) pipe.consumer_wait();
+    __syncthreads();
+    out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
+    pipe.consumer_release();
+}
 // One thread publishes a value, for which the others wait.
 template <bool right> __global__ void flag(float* out) {
     constexpr auto order = right ? cuda::memory_order_release : cuda::memory_order_relaxed;
@@ -251,6 +274,8 @@ template <bool right> static void both(float* out, const float* in, unsigned* co
     last_block_of_fences<right><<<2, 64>>>(out, counts + 1, out + 4096);
     groups<right><<<1, 64>>>(out);
     flag<right><<<1, 64>>>(out);
+    copies<right><<<1, 64>>>(out, in);
+    stages<right><<<1, 64>>>(out, in);
     reductions<right><<<1, 64>>>(out);
     void* arguments[] = {&out};
     cudaLaunchCooperativeKernel((void*)grids<right>, 3, 64, arguments);
