@@ -181,6 +181,7 @@ public:
 
     // Blocks until all threads that have not ended are at the barrier.
     void barrier(const char* name) {
+        watch::waits(watch::call_site());
         threads_[current_].waits_for = name;
         waiting_at_barrier_++;
         try_barrier();
@@ -197,6 +198,7 @@ public:
     // Executes a collective of the lanes in the mask. Each lane passes its operand and waits. When all lanes have
     // arrived (except those whose thread has ended), the last one calls work() for all, and they resume.
     void collective(const char* name, unsigned mask, void* operand, WarpWork work) {
+        watch::waits(watch::call_site());
         const unsigned lane = current_ % WARP_SIZE;
         if ((mask >> lane & 1) == 0)
             die("thread ", current_, " calls ", name, " with a mask that excludes its own lane");
@@ -454,7 +456,7 @@ private:
             const Thread& other = threads_[first + static_cast<unsigned>(__builtin_ctz(rest))];
             if (other.mask != mask || other.work != threads_[t].work) return;
         }
-        watch::collective_completed(first, lanes, threads_[t].waits_for);
+        watch::collective_completed(first, lanes, mask, threads_[t].waits_for);
         threads_[t].work(warp.operand, lanes);
         warp.waiting &= ~lanes;
         for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {

@@ -72,7 +72,9 @@ constexpr unsigned warp_size = WARP_SIZE;  // for headers that a program may inc
 #define __constant__
 #define __managed__
 #define __grid_constant__
-#define __shared__ thread_local  // a worker runs one block at a time, so its thread-local storage is the block's
+// A worker runs one block at a time, so its thread-local storage is the block's. nvcc aligns an array to 16 bytes if it
+// is accessed as float4.
+#define __shared__ __attribute__((aligned(16))) thread_local
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 
@@ -313,6 +315,9 @@ inline void run_inspected_grid(const Launch& launch) {
         symbols.each_array(&threadIdx, watch::shared_array);
         for (const Symbols::Variable& v : symbols.variables())
             watch::variable(v.place, v.bytes, v.name.c_str(), v.is_writable);
+        watch::yields_by([] {
+            if (block != nullptr) block->yield();
+        });
         return true;
     }();
     static_cast<void>(reported);

@@ -27,8 +27,10 @@ public:
         return *value;
     }
 
-    // frame: the host's variables on this thread's stack are above it.
-    void device_works(bool begins, const void* frame) {
+    static bool device_works() { return device_works_; }
+    static bool is_changing() { return is_own_; }
+    // The device begins or ends to work. frame: the host's variables on this thread's stack are above it.
+    void set_device_works(bool begins, const void* frame) {
         device_works_ = begins;
         frame_ = end_of_stack_ = 0;
         pthread_attr_t attributes;
@@ -73,20 +75,20 @@ private:
     }
     static uintptr_t number_of(void* place) { return reinterpret_cast<uintptr_t>(place); }
     template <class Change> static void change(Change change) {
-        static thread_local bool is_own = false;   // a call of malloc by this class
-        if (is_own) return;
-        is_own = true;
+        if (is_own_) return;
+        is_own_ = true;
         {
             HostMemory& memory = of_program();
             const std::lock_guard<std::mutex> lock(memory.mutex_);
             change(memory.blocks_);
         }
-        is_own = false;
+        is_own_ = false;
     }
 
     std::mutex mutex_;
     Blocks blocks_, registered_;
     inline static bool device_works_ = false;
+    inline static thread_local bool is_own_ = false;   // this class calls malloc
     uintptr_t frame_ = 0, end_of_stack_ = 0;
 };
 }  // namespace cuda_cpu

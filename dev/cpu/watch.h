@@ -21,7 +21,7 @@
 
 namespace cuda_cpu::watch {
 enum class By : uint8_t { THREAD, ATOMIC, LDMATRIX, COPY_ASYNC, COPY_ENGINE, WGMMA };
-enum class Access : uint8_t { LOAD, STORE };
+enum class Access : uint8_t { LOAD, STORE, WAIT };   // WAIT: at a barrier, or in a collective
 
 constexpr const char* no_range = "without a name";   // the name of launches outside of NVTX ranges
 
@@ -82,6 +82,7 @@ void end_block();
 void product(const Product& product);
 Figures take_figures();                            // traffic since the last call
 void record_launches(bool enabled);                // initially enabled
+void yields_by(void (*yield)());                   // lets other threads of the block run
 void shared_memory(const void* dynamic, size_t bytes);                  // the range of dynamic shared memory
 void shared_array(const void* place, size_t bytes, const char* name);   // a __shared__ array
 // A variable of the program. name: mangled; empty: not the user's
@@ -109,8 +110,10 @@ CUDA_CPU_CALLBACK(const void*, call_site())               // returns its return 
 CUDA_CPU_CALLBACK(bool, is_removed(const char* name, const void* site))
 
 // ---- synchronisation
+CUDA_CPU_CALLBACK(void, waits(const void* site))          // in a barrier or collective, from now on
 CUDA_CPU_CALLBACK(void, barrier_completed(const char* name))
-CUDA_CPU_CALLBACK(void, collective_completed(unsigned first_thread, unsigned lanes, const char* name))
+// lanes: those of the mask that have not ended
+CUDA_CPU_CALLBACK(void, collective_completed(unsigned first_thread, unsigned lanes, unsigned mask, const char* name))
 CUDA_CPU_CALLBACK(void, fence(bool of_block))             // __threadfence, __threadfence_block
 CUDA_CPU_CALLBACK(void, proxy_fence())
 CUDA_CPU_CALLBACK(void, mbarrier_initialised(const void* barrier, const void* site))

@@ -8,7 +8,7 @@
 //   - When the program ends, the recording is written to a JSON file, which report.py reads.
 //
 // Map: addresses, call stacks and sites, kernels, threads, state, races, accesses, requests, launches and blocks,
-// synchronisation, PTX instructions, the recording, calls by the compiler
+// synchronisation, PTX instructions, the recording
 //
 // Environment: INSPECT_OUT (the output), INSPECT_MODE (sample: few blocks run; few: all run, few are recorded; whole,
 // default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
@@ -28,6 +28,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <sys/time.h>
 #include <cstdio>
 #include <execinfo.h>
 #include <filesystem>
@@ -37,6 +38,8 @@
 #include <sstream>
 
 #include <nlohmann/json.hpp>
+
+extern "C" char __executable_start, _end;   // of the program, defined by the linker
 
 namespace cuda_cpu::watch {
 using namespace inspect;
@@ -249,7 +252,8 @@ struct Side {
     unsigned actor, block;   // actor: a thread, the TMA copies of an mbarrier or the wgmma of a warp (clocks.h)
 };
 
-// A race between two accesses, or an uninitialised read or an access out of bounds (`earlier` is then unused).
+// A race between two accesses, or an uninitialised read or an access out of bounds (`earlier` is then unused), or
+// threads at different barriers (earlier.site: NONE if threads have ended).
 struct Hazard {
     Space space;
     Memory::Range owner;    // the array or allocation
@@ -276,7 +280,7 @@ struct Kernel {
     Totals totals;
     std::vector<Totals> after_block;
     double hot_atomics = 0;
-    Hazards races, uninitialised, out_of_bounds;
+    Hazards races, uninitialised, out_of_bounds, divergent;
 
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
     unsigned threads() const { return shape.block[0] * shape.block[1] * shape.block[2]; }
@@ -286,7 +290,9 @@ struct Kernel {
         for (const auto& [at, bytes] : arrays) accessed += bytes;
         return std::max<uint64_t>(shape.static_shared, accessed);
     }
-    size_t hazards() const { return races.size() + uninitialised.size() + out_of_bounds.size(); }
+    size_t hazards() const {
+        return races.size() + uninitialised.size() + out_of_bounds.size() + divergent.size();
+    }
 };
 
 // Extrapolates a total to the whole launch: each block that was not recorded counts as the average of the second half
@@ -377,6 +383,7 @@ struct Thread {
     Clock passed;            // latest step of each thread that has certainly executed; says nothing about visibility
     Tick step = 1;
     bool is_over = false;
+    uint32_t waits_at = NONE;   // the site of the barrier or collective that it waits in
     uint32_t stack = 0;
     uint32_t segment = 0;    // stores and synchronisations so far: loads are not moved across them
     std::vector<Event> events;
@@ -437,6 +444,8 @@ static std::chrono::steady_clock::time_point start;
 
 // ---- the program
 static bool recording;                 // a recorded block is running
+static bool is_busy;                   // the recorder is running
+static void (*yield)();                // lets other threads of the block run
 static bool records_launches = true;   // set by record_launches()
 static unsigned from_launches;         // launches in the range `from`
 static Memory memory;
@@ -489,9 +498,19 @@ static std::map<unsigned, Clock> arriving, at_grid_barrier;   // by block, at th
 // Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
 // instrumented copies.
 struct Pause {
-    Pause() { recording = false; }
-    ~Pause() { recording = true; }
+    Pause() { recording = false, is_busy = true; }
+    ~Pause() { recording = true, is_busy = false; }
 };
+
+// Returns what an address belongs to, whether a block is recorded or not.
+static Space space_of(const void* address) {
+    const bool was_recording = std::exchange(recording, false);
+    is_busy = true;
+    const Space space = memory.find(address).space;
+    is_busy = false;
+    recording = was_recording;
+    return space;
+}
 
 static uintptr_t number_of(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 static Thread& me() { return threads[current]; }
@@ -575,8 +594,8 @@ static void report_race(Space space, uint64_t at, const Entry& entry, const NewA
              {entry.site, other, entry.first_actor + lane, entry.block}, why);
 }
 
-// Returns whether to keep a read entry of another block. Entries of two other blocks are enough: a block that writes
-// there later races with at least one of them. Further reads by those two blocks are merged.
+// Returns whether to keep a read or atomic entry of another block. Entries of two other blocks are enough: a block that
+// writes there later races with at least one of them. Further ones of those two blocks are merged.
 static bool keep_of_others(Entry* (&others)[2], Entry& entry) {
     for (Entry*& other : others) {
         if (other == nullptr) {
@@ -610,14 +629,14 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
     bool is_noted = false;
     Entry* others[] = {nullptr, nullptr};
     shadow.visit(granule, [&](Entry& entry) {
-        if (entry.block != block && entry.kind == Kind::READ && later.kind == Kind::READ)
+        if (entry.block != block && entry.kind == later.kind && later.kind != Kind::WRITE)
             return keep_of_others(others, entry);
         const bool conflict = (entry.bytes & mask) != 0 && !(is_read(entry.kind) && is_read(later.kind)) &&
                               !(is_atomic(entry.kind) && is_atomic(later.kind));
         const bool is_of_warp = entry.first_actor == first_actor && entry.block == block;
         if (is_of_warp && entry.kind == later.kind && entry.tick == later.tick) {
             const bool same_again = entry.lanes == lanes && (mask & ~entry.bytes) == 0;
-            const bool another_lane = entry.kind == Kind::READ && entry.bytes == mask && entry.site == later.site;
+            const bool another_lane = entry.kind != Kind::WRITE && entry.bytes == mask && entry.site == later.site;
             if (same_again || another_lane) {
                 entry.lanes |= lanes;
                 is_noted = true;
@@ -696,6 +715,14 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
     touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
 }
 
+// Reports threads that wait at another barrier than others, or for threads that have ended.
+static void add_divergence(uint32_t site, unsigned thread, const Side& other, const std::string& why) {
+    const bool is_known = std::any_of(kernel->divergent.begin(), kernel->divergent.end(), [&](const auto& each) {
+        return each.second.later.site == site && each.second.earlier.site == other.site;
+    });   // of another thread
+    if (!is_known) add(kernel->divergent, Space::SHARED, 0, {site, Access::WAIT, thread, block}, other, why);
+}
+
 // Reports an access outside of an allocation or of an array in shared memory.
 static void add_out_of_bounds(Place place, uint32_t site, Access access, const std::string& why) {
     const Space space = place.space == Space::SHARED ? Space::SHARED : Space::GLOBAL;
@@ -738,17 +765,39 @@ static void wrong_index(const char* type, int64_t index, const void* pc) {
     end_program("an index out of bounds");
 }
 
+// Ends the program at an address that is not a multiple of the accessed type's alignment, as a GPU does. On this
+// processor only some such accesses fail. (Local variables are in registers on a GPU.)
+static void check_alignment(uintptr_t address, uint64_t alignment, const char* type, Access access, const void* pc) {
+    if (address % alignment == 0 || !HostMemory::device_works()) return;
+    if (space_of(reinterpret_cast<const void*>(address)) == Space::OTHER) return;
+    const std::string why = "a misaligned address: " + std::string(type) + " needs a multiple of " +
+                            std::to_string(alignment);
+    if (recording) {
+        const Pause pause;
+        const uint32_t site = find_site(number_of(pc), 0, 0, Space::SHARED, access, By::THREAD);
+        add_out_of_bounds({Space::SHARED, 0}, site, access, why);
+    }
+    end_program(why);
+}
+
+// The call stack of the code that a signal interrupted, innermost first.
+static std::vector<uintptr_t> interrupted() {
+    constexpr size_t skipped = 3;   // the frames of this function, the handler and the signal
+    std::array<void*, 64> frames;
+    const auto count = static_cast<size_t>(backtrace(frames.data(), static_cast<int>(frames.size())));
+    std::vector<uintptr_t> stack;
+    for (size_t i = skipped; i < count; i++) stack.push_back(number_of(frames[i]));
+    if (!stack.empty()) stack[0]++;   // the others are return addresses, after their instructions
+    return stack;
+}
+
 // Called at a segmentation fault. Then the access is repeated and ends the program. Device memory is protected while
 // host code runs.
 static void invalid_address(int signal, siginfo_t* fault, void*) {
     std::signal(signal, SIG_DFL);
     if (const auto [space, at] = memory.find(fault->si_addr); space == Space::GLOBAL && !recording) {
         const Memory::Range owner = memory.owner(space, at);
-        constexpr int skipped = 2;   // the frames of this function and of the signal
-        std::array<void*, 64> frames;
-        const int count = backtrace(frames.data(), static_cast<int>(frames.size()));
-        for (int i = skipped; i < count; i++) ended_at.push_back(number_of(frames[static_cast<size_t>(i)]));
-        if (!ended_at.empty()) ended_at[0]++;   // the others are return addresses, after their instructions
+        ended_at = interrupted();
         return write("host code accesses device memory, byte " + std::to_string(at - owner.at) + " of " +
                      std::to_string(owner.bytes) + ": expected cudaMemcpy, or memory of cudaMallocManaged");
     }
@@ -1011,6 +1060,23 @@ static void drain() {
 static std::string setting(const char* name) { return getenv(name) != nullptr ? getenv(name) : ""; }
 static bool counts() { return from.empty() || from_launches > 0; }
 
+static void end_if_late();
+
+static void alarm_in(double seconds) {
+    const auto whole = static_cast<time_t>(seconds);
+    const itimerval timer{{}, {whole, static_cast<suseconds_t>(1e6 * (seconds - static_cast<double>(whole))) + 1}};
+    setitimer(ITIMER_REAL, &timer, nullptr);
+}
+
+// Called when the time is over. Ends the program if it interrupts a kernel's code: then the recorder and malloc are in a
+// consistent state. Between blocks, begin_launch() and next_block() end it.
+static void end_in_block(int, siginfo_t*, void*) {
+    const bool is_kernel = HostMemory::device_works() && !is_busy && !HostMemory::is_changing();
+    const std::vector<uintptr_t> stack = is_kernel ? interrupted() : std::vector<uintptr_t>();
+    if (!stack.empty() && stack[0] > number_of(&__executable_start) && stack[0] <= number_of(&_end)) end_if_late();
+    alarm_in(1e-3);
+}
+
 static void open() {
     if (std::exchange(is_open, true)) return;
     start = std::chrono::steady_clock::now();
@@ -1028,10 +1094,17 @@ static void open() {
     atexit([] { write("at its end"); });
     void* frame = nullptr;
     backtrace(&frame, 1);   // loads libgcc, which a signal handler must not do
+    static std::array<char, 1 << 18> stack;   // a thread's may be full
+    const stack_t alternative{stack.data(), 0, stack.size()};
+    sigaltstack(&alternative, nullptr);
     struct sigaction action = {};
     action.sa_sigaction = invalid_address;
-    action.sa_flags = SA_SIGINFO;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGSEGV, &action, nullptr);
+    if (seconds <= 0) return;
+    action.sa_sigaction = end_in_block;
+    sigaction(SIGALRM, &action, nullptr);
+    alarm_in(seconds);
 }
 
 static void end_if_late() {
@@ -1196,7 +1269,16 @@ void product(const Product& product) {
 
 void record_launches(bool at_launches) { records_launches = at_launches; }
 bool only_counts() { return setting("INSPECT_MODE") == "sample"; }
-void fatal_error(const char* why) { write(why); }
+
+// At a deadlock, also names where threads wait.
+void fatal_error(const char* why) {
+    if (recording && strncmp(why, "deadlock", 8) == 0) {
+        const Pause pause;
+        for (current = 0; current < threads_in_block; current++)
+            if (me().waits_at != NONE) add_divergence(me().waits_at, current, {NONE}, "no thread can continue");
+    }
+    write(why);
+}
 
 // Returns the sums over all launches since the last call, and deletes their kernels. Kernels with hazards stay, so that
 // they are in the recording; their `launches` is 0 from then on.
@@ -1232,12 +1314,13 @@ void shared_array(const void* place, size_t bytes, const char* name) { memory.ad
 void variable(const void* place, size_t bytes, const char* name, bool is_writable) {
     memory.add_variable(place, bytes, name, is_writable);
 }
+void yields_by(void (*function)()) { yield = function; }
 void allocated(const void* place, size_t bytes) {
     open();
     memory.add_allocation(place, bytes);
 }
 void device_works(bool begins, const void* frame) {
-    HostMemory::of_program().device_works(begins, frame);
+    HostMemory::of_program().set_device_works(begins, frame);
     if (frame != nullptr) memory.forget_gaps();
 }
 void freed(const void* place) { memory.remove_allocation(place); }
@@ -1295,12 +1378,29 @@ static void meet(const std::vector<unsigned>& group) {
     pass(group);
 }
 
-// __syncthreads: orders the accesses of all threads of the block, also of those that have exited.
+void waits(const void* site) {
+    if (!recording) return;
+    const Pause pause;
+    me().waits_at = find_site(number_of(site), 0, 0, Space::SHARED, Access::WAIT, By::THREAD);
+}
+
+// __syncthreads: orders the accesses of all threads of the block, also of those that have exited. All must reach the
+// same one.
 void barrier_completed(const char*) {
     if (!recording) return;
     const Pause pause;
     std::vector<unsigned> all;
-    for (unsigned t = 0; t < threads_in_block; t++) all.push_back(t);
+    unsigned first = 0;
+    while (threads[first].is_over) first++;
+    const uint32_t site = threads[first].waits_at;
+    for (unsigned t = 0; t < threads_in_block; t++) {
+        all.push_back(t);
+        if (threads[t].is_over)
+            add_divergence(site, first, {NONE}, "thread " + std::to_string(t) + " has ended without reaching it");
+        else if (threads[t].waits_at != site)
+            add_divergence(site, first, {threads[t].waits_at, Access::WAIT, t, block}, "not all at the same one");
+    }
+    for (Thread& t : threads) t.waits_at = NONE;
     meet(all);
     drain();
     kernel->totals.barriers++;
@@ -1331,7 +1431,7 @@ void resume_block(uint64_t number) {
 void grid_completed() { at_grid_barrier = std::exchange(arriving, {}); }
 
 // Shuffles, votes and __syncwarp order the accesses of the lanes; tensor-core instructions do not.
-void collective_completed(unsigned first, unsigned lanes, const char* name) {
+void collective_completed(unsigned first, unsigned lanes, unsigned mask, const char* name) {
     if (!recording) return;
     const Pause pause;
     uint32_t alive = 0;
@@ -1340,6 +1440,11 @@ void collective_completed(unsigned first, unsigned lanes, const char* name) {
     std::vector<unsigned> group;
     for (uint32_t rest = lanes; rest != 0; rest &= rest - 1)
         group.push_back(first + static_cast<unsigned>(__builtin_ctz(rest)));
+    for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block && strncmp(name, "__shfl", 6) == 0; lane++)
+        if ((mask & ~lanes) >> lane & 1)
+            add_divergence(threads[group[0]].waits_at, group[0], {NONE},
+                           "thread " + std::to_string(first + lane) + ", which its mask names, has ended");
+    for (unsigned t : group) threads[t].waits_at = NONE;
     if (name[0] == '_') meet(group);
     else pass(group);
     exchanges[first / LANES]++;
@@ -1589,7 +1694,9 @@ static void end_unfinished_block() {
 // ==== the recording ==========================================================================================
 
 static const char* name_of(Space space) { return space == Space::SHARED ? "shared" : "global"; }
-static const char* name_of(Access access) { return access == Access::LOAD ? "load" : "store"; }
+static const char* name_of(Access access) {
+    return access == Access::LOAD ? "load" : access == Access::STORE ? "store" : "wait";
+}
 
 static json to_json(const Site& site) {
     json offsets = json::array();
@@ -1616,7 +1723,7 @@ static json to_json(const Kernel& kernel, const Hazards& hazards, size_t sides) 
     for (const auto& [key, h] : hazards) {
         json accesses = json::array();
         for (const Side* side : {&h.later, &h.earlier}) {
-            if (accesses.size() == sides) break;
+            if (accesses.size() == sides || side->site == NONE) break;
             const Site& site = kernel.sites[side->site];
             accesses.push_back({{"stack", stacks.with_callers(site.pc, site.stack)}, {"block", side->block},
                                 {"access", name_of(side->access)}, {"by", BY_NAMES[static_cast<int>(site.by)]},
@@ -1653,7 +1760,8 @@ static json to_json(const Kernel& kernel) {
             {"threads", kernel.threads()}, {"tensor_flops", kernel.totals.flops},
             {"launch", launch}, {"sites", sites}, {"races", to_json(kernel, kernel.races, 2)},
             {"uninitialised", to_json(kernel, kernel.uninitialised, 1)},
-            {"out_of_bounds", to_json(kernel, kernel.out_of_bounds, 1)}, {"barriers", barriers}};
+            {"out_of_bounds", to_json(kernel, kernel.out_of_bounds, 1)},
+            {"divergent", to_json(kernel, kernel.divergent, 2)}, {"barriers", barriers}};
 }
 
 static void write(const std::string& ended) {
@@ -1671,6 +1779,21 @@ static void write(const std::string& ended) {
     std::ofstream(getenv("INSPECT_OUT")) << all.dump(1) << '\n';
 }
 
+// Called after each access by the program. Lets other threads run if this one may wait for them in a loop: it has
+// accessed nothing but a few addresses for some time, or has run for long.
+static void let_others_run(const void* address) {
+    constexpr unsigned few = 4, some = 256, many = 1 << 20;
+    static std::array<const void*, few> recent{};
+    static unsigned next, repeats, accesses, thread;
+    if (is_busy || !HostMemory::device_works()) return;
+    if (std::exchange(thread, current) != current) accesses = 0;
+    repeats = std::find(recent.begin(), recent.end(), address) != recent.end() ? repeats + 1 : 0;
+    if (repeats == 0) recent[next++ % few] = address;
+    if ((++accesses < many && repeats < some) || space_of(address) == Space::OTHER || yield == nullptr) return;
+    accesses = repeats = 0;
+    yield();
+}
+
 static void entered(const void* caller) {
     if (!recording) return;
     const Pause pause;
@@ -1681,7 +1804,6 @@ static void left() {
 }
 }  // namespace cuda_cpu::watch
 
-// ==== calls by the compiler ==================================================================================
 
 using cuda_cpu::watch::Access;
 using cuda_cpu::watch::By;
@@ -1770,3 +1892,5 @@ INSPECT_ATOMIC(32)
 INSPECT_ATOMIC(64)
 extern "C" void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 extern "C" void __tsan_atomic_signal_fence(int) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+=======
+#include "../cpu/instrumented.h"

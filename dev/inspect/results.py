@@ -13,7 +13,8 @@ from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
 
 SUMS = ("requests", "lanes", "bytes", "sectors", "least_sectors", "wavefronts", "least_wavefronts", "l1_hits",
         "dram_sectors")
-HAZARDS = {"out_of_bounds": "access out of bounds", "races": "race", "uninitialised": "uninitialised read"}
+HAZARDS = {"out_of_bounds": "access out of bounds", "races": "race", "uninitialised": "uninitialised read",
+           "divergent": "divergent barrier"}
 RATIOS = ("sectors", "wavefronts", "cost")      # the ratios that ALLOWANCES may limit
 
 
@@ -171,7 +172,10 @@ class Kernel:
         """Returns a recording's races (two accesses, the later one first) or other hazards, with source lines instead
         of stacks. Hazards of an array between the same lines are merged."""
         found = {}
-        for raw in self.raw[key]:
+        for raw in self.raw.get(key, []):
+            if key == "divergent" and len({tuple(symbols.lines_within(access["stack"], self.demangled))
+                                           for access in raw["accesses"]}) < len(raw["accesses"]):
+                continue        # copies of one barrier, which the compiler made
             accesses = []
             for access in raw["accesses"]:
                 place = symbols.place(access["stack"], self.demangled)
@@ -192,7 +196,7 @@ class Results:
             raise Mistake(f"card {key!r}: expected one of {', '.join(CARDS)}")
         self.raw, self.card, self.tokens = raw, CARDS[key], tokens
         self.expectations, self.sass = expectations or Expectations(), sass or {}
-        hazards = [hazard for kernel in raw["kernels"] for kind in HAZARDS for hazard in kernel[kind]]
+        hazards = [hazard for kernel in raw["kernels"] for kind in HAZARDS for hazard in kernel.get(kind, [])]
         stacks = [each["stack"] for kernel in raw["kernels"] for each in kernel["sites"] + kernel["barriers"]]
         stacks += [raw.get("ended_at", []), *(access["stack"] for hazard in hazards for access in hazard["accesses"])]
         names = demangled([*(kernel["symbol"] for kernel in raw["kernels"]), *(hazard["array"] for hazard in hazards),

@@ -112,6 +112,8 @@ def access_words(results, access):
 def hazard_sentence(results, kernel, hazard):
     memory, sides = f"{hazard['memory']} memory", [access_words(results, access) for access in hazard["accesses"]]
     byte, count = f"byte {hazard['address']} of {hazard['array'] or memory}", plural(hazard["count"], "time")
+    if hazard["kind"] == "divergent barrier":
+        return f"{kernel.name}: divergent barrier: {', '.join(sides)}: {hazard['why']} ({count})"
     if len(sides) == 1:
         what = hazard["kind"] + (" of" if hazard["kind"] == "uninitialised read" else ":")
         return f"{kernel.name}: {what} {hazard['why'] or byte}: {sides[0]} ({count})"

@@ -241,6 +241,10 @@ class Judge:
         who = f"{rank.name}Size {size}: thread {access['thread']} of block {access['block']}"
         line = self.line_of(access["file"], access["line"])
         array = array_of(hazard, kernel, rank) + ("" if line else f" at {access['file']}:{access['line']}")
+        if kind == "divergent barrier":
+            others = "".join(f", and thread {other['thread']} at {other['file']}:{other['line']}"
+                             for other in hazard["accesses"][1:])
+            return Problem("deadlock", line, f"{who} waits{others}: {hazard['why']}.")
         if kind == "access out of bounds":
             if hazard["why"]:
                 kind = next((kind for kind in ("host", "misaligned") if kind in hazard["why"]), "bounds")
@@ -314,8 +318,8 @@ class Judge:
         """Returns a Problem if the host computes the results instead of a kernel."""
         for rank, case in self.recorded.cases():
             if case["copies"]:
-                return Problem("host", 0, f"{rank.name}Size {case['size']}: the solution copies between host and device "
-                               f"{plural(case['copies'], 'time')}.")
+                return Problem("host", 0, f"{rank.name}Size {case['size']}: the solution copies between host and "
+                               f"device {plural(case['copies'], 'time')}.")
         if not self.counted():
             return Problem("host", 0, "No kernel was launched.")
         return None

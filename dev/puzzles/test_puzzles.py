@@ -79,8 +79,9 @@ def test_progress():
         puzzle.make_copy()
         expect(puzzle.copy.read_text() == "changed" != puzzle.source(), "a copy is made once, and the puzzle is kept")
         figures = {name: [123.4, 1.05] for name in ("S", "W", "T", "requests", "products", "shared")}
-        judge.PROGRESS.write_text(json.dumps({each.name: {"figures": dict(list(figures.items())[:1 + each.number % 6]),
-                                                          "estimate": "5 µs on an H100, ..."} for each in all_puzzles()}))
+        judge.PROGRESS.write_text(json.dumps({
+            each.name: {"figures": dict(list(figures.items())[:1 + each.number % 6]),
+                        "estimate": "5 µs on an H100, ..."} for each in all_puzzles()}))
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown):
             judge.print_list(all_puzzles())
