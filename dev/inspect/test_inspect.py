@@ -177,10 +177,11 @@ def test_counts():
                  "an atomic is counted at the user's line, not at the emulator's")
     expect_equal((case.kernel("atomics")["launches"], case.kernel("atomics")["recorded_blocks"]), (3, 1),
                  "three launches with the same shape are one entry, recorded once")
-    stored = [[kernel["launch"][figure] for figure in ("l2", "partial")]
+    stored = [[kernel["launch"][figure] for figure in ("l2", "partial", "cycles")]
               for symbol, kernel in sorted(case.raw.items()) if "four_words" in symbol]
-    expect_equal(stored, [[128, 0], [128, 0], [256, 256]],
-                 "a thread's adjacent stores reach L2 together; those of other warps are a partial store each")
+    expect_equal(stored, [[128, 0, 128], [128, 0, 32], [256, 256, 64], [256, 256, 32]],
+                 "a thread's adjacent stores reach L2 together; those of other warps are a partial store each; L1 looks "
+                 "up 4 lines per cycle if they are in different sets")
     alone, with_idle = sorted((kernel["estimate_us"] for kernel in case.kernels("one_thread")))
     expect(150 < alone < with_idle < 1.02 * alone, "idle blocks and warps do not shorten the estimate of a serial loop",
            f"{alone:.1f} and {with_idle:.1f} us")

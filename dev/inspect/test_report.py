@@ -54,6 +54,7 @@ def test_cards():
                  "nvcc's -arch of h100, 4090 and b200")
     expect_equal([CARDS[key].fp8 for key in ("h100", "4090", "a100", "t4")], [1978.8e12, 330.4e12, 0, 0],
                  "FP8 has twice the BF16 rate from capability 8.9 on, and 0 below")
+    expect_equal(round(CARDS["t4"].bandwidth / 1e9), 256, "a T4 attains 80 % of its data sheet's bandwidth")
     expect_equal(len(CARDS), 16, "all 16 cards of dev/cpu/card.h are read")
 
 
@@ -71,7 +72,7 @@ def test_resident_blocks():
 
 NOTHING = dict.fromkeys(("dram_load", "dram_store", "partial_fetched", "l2", "partial", "cycles", "cycles_of_16",
                          "tensor_flops", "special", "warp_special", "waits_shared", "waits_l1", "waits_l2",
-                         "waits_memory", "exchanges", "barriers", "hot_atomics"), 0)
+                         "waits_memory", "exchanges", "barriers", "hot_atomics", "requests"), 0)
 
 
 def estimated(blocks=1024, softmax=Softmax(), resident=8, card=H100, **launch):
@@ -84,7 +85,8 @@ def test_launches():
     for bound, launch in [("memory", {"dram_load": 6e8, "dram_store": 4e8}), ("L2", {"l2": 1e9}),
                           ("L2", {"partial": 1e9}), ("L1 and shared", {"cycles": 1e8}),
                           ("special functions", {"special": 1e10}),
-                          ("instructions", {"instructions": 1e9}), ("tensor cores", {"tensor_flops": 1e12}),
+                          ("instructions", {"instructions": 1e9}), ("instructions", {"requests": 1e9, "cycles": 1e9}),
+                          ("tensor cores", {"tensor_flops": 1e12}),
                           ("latency", {"waits_memory": 1e5}), ("atomics", {"hot_atomics": 1e7}),
                           ("block starts", {"blocks": 1 << 24, "resident": 32})]:
         expect_equal(estimated(**launch)[0], bound, f"a launch whose work is mostly for {bound} is bound by it")

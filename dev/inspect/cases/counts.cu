@@ -148,12 +148,13 @@ __global__ void two_ways(float* out) {
     else
         for (unsigned i = 0; i < t / 8 + 1; i++) out[i * 32 + t] = 1;    // odd
 }
-// A thread's four neighbours, stored one by one or together; or each word by another warp.
-enum class Words { ONE_BY_ONE, TOGETHER, OF_OTHER_WARPS };
+// A thread's four neighbours, stored one by one or together; or each word by another warp; or every twelfth word.
+enum class Words { ONE_BY_ONE, TOGETHER, OF_OTHER_WARPS, TWELFTHS };
 template <Words words> __global__ void four_words(float* out) {
     const unsigned i = threadIdx.x;
     if (words == Words::TOGETHER) reinterpret_cast<float4*>(out)[i] = make_float4(1, 2, 3, 4);
     else if (words == Words::OF_OTHER_WARPS) out[i % 32 * 8 + i / 32] = 1;
+    else if (words == Words::TWELFTHS) out[12 * i] = 1;
     else for (unsigned j = 0; j < 4; j++) out[4 * i + j] = 1;
 }
 // One thread of the grid does all the work.
@@ -237,6 +238,7 @@ int main(int argc, char** argv) {
     four_words<Words::ONE_BY_ONE><<<1, 256>>>(out);
     four_words<Words::TOGETHER><<<1, 256>>>(out);
     four_words<Words::OF_OTHER_WARPS><<<1, 256>>>(out);
+    four_words<Words::TWELFTHS><<<1, 256>>>(out);
     one_thread<<<1, 32>>>(out, in);
     one_thread<<<256, 64>>>(out, in);
     rows_and_columns<<<dim3(16, 64), 256>>>(out, in, in + 64 * 2048);
