@@ -241,7 +241,7 @@ int main(int argc, char** argv) {
     four_words<Words::TWELFTHS><<<1, 256>>>(out);
     one_thread<<<1, 32>>>(out, in);
     one_thread<<<256, 64>>>(out, in);
-    rows_and_columns<<<dim3(16, 64), 256>>>(out, in, in + 64 * 2048);
+    rows_and_columns<<<dim3(24, 64), 256>>>(out, in, in + 64 * 2048);
     const auto begin = std::chrono::steady_clock::now();
     while (strcmp(how, "for_long") == 0 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(30))
         barriers<<<3, 64>>>(out);
