@@ -87,9 +87,11 @@ public:
     }
 
     // A store adds `writes` (0 or 1) to the sectors written to memory: a sector is written once while it stays in L2.
-    // It adds `partial` (-1, 0 or 1) to those of which only a part has been stored: the rest must be fetched.
-    struct Store { int writes, partial; };
-    Store store(uint64_t sector, uint32_t bytes) {
+    // It adds `partial` (-1, 0 or 1) to those of which only a part has been stored: the rest must be fetched. is_merged:
+    // the warp has stored other bytes of the sector before, as in a loop over a thread's adjacent elements, which L2
+    // receives together.
+    struct Store { int writes, partial; bool is_merged, is_whole; };
+    Store store(uint64_t sector, uint32_t bytes, uint64_t warp) {
         Sector& entry = sectors_[sector];
         const bool hits = is_present(entry);
         const uint32_t before = hits ? entry.written : 0;
@@ -98,12 +100,14 @@ public:
         entry.written = before | bytes;
         entry.is_loaded = was_loaded;
         const int was_partial = before != 0 && before != ~0u, is_partial = entry.written != ~0u;
-        return {before == 0, was_loaded ? 0 : is_partial - was_partial};
+        const bool is_merged = std::exchange(entry.warp, warp) == warp && before != 0 && (before & bytes) == 0;
+        return {before == 0, was_loaded ? 0 : is_partial - was_partial, is_merged, entry.written == ~0u};
     }
 
 private:
     struct Sector {
         uint64_t block = ~uint64_t{0}, fetched = 0;   // last access: its block, and how many sectors that had fetched
+        uint64_t warp = 0;                            // of the last store
         uint32_t written = 0;                         // one bit per byte
         bool is_loaded = true;
     };

@@ -4,22 +4,26 @@ estimates with published measurements.
 A launch takes KERNEL_SECONDS plus a smooth maximum of these bounds, (sum of bound^SHARPNESS)^(1 / SHARPNESS), because
 none of them overlaps the others fully:
 
-    memory              bytes / bandwidth; a sector that is only stored in part is loaded as well
+    memory              bytes / bandwidth, a little more if loads and stores alternate; a sector that is only stored in
+                        part is loaded as well
     L2                  bytes / L2's bandwidth, or the bandwidth of the multiprocessors that have a block; a partial
                         store of a sector costs as much as PARTIAL_BYTES
-    L1 and shared       cycles: both are one memory, which delivers 128 bytes and looks up one line per clock, for the
-                        lanes that the load/store units process per clock
-    instructions        warp instructions / 4 schedulers, or FP32 instructions / lanes; only known from machine code
+    L1 and shared       cycles: both are one memory, which delivers 128 bytes and looks up one line of each of 4 sets per
+                        clock, for the lanes that the load/store units process per clock
+    instructions        warp instructions / 4 schedulers, or FP32 instructions / lanes, or those of a block's longest
+                        warp, one after another. Without machine code: INSTRUCTIONS per request of memory
     special functions   exp2 and similar functions: 16 per clock
     tensor cores        FLOPs / rate; plus the instructions of a softmax between products, if the kernel has one
     latency             waves of blocks x the time that a block waits for loads, shuffles and barriers, in turn
     atomics             atomics on the same region of L2, one sector at a time
     block starts        the GPU starts about one block per clock
 
+Blocks may differ: each bound is at least that of the longest recorded block on a multiprocessor of its own.
+
 Latency is Little's law: the fewer warps are resident and the fewer loads each has in flight, the more waves and waits.
 With nvcc, the number of waits for global memory and the instructions are those of the machine code (sass.py), times the
-executions of its loops (executions.py). Without, the recorder assumes that loops are unrolled four times, and the bound
-of instructions is missing: kernels that are limited by arithmetic are then estimated too fast.
+executions of its loops (executions.py); a loop waits for the memories that its own loads go to. Without, the recorder
+assumes that loops are unrolled four times, and kernels that are limited by arithmetic are estimated too fast.
 
 A warp does not multiply during its softmax, and other warps fill that gap only partly. The model adds the times of
 products and softmax, which is within 15 % of cuDNN's causal forward on an H100. With ping-pong scheduling of
@@ -33,21 +37,25 @@ from dataclasses import dataclass
 from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SCHEDULERS, SECTOR, SPECIAL_FUNCTIONS, WARP,
                    WARP_GRANULARITY)
 
-# Of data sheets and microbenchmarks, except ISSUE_SHARE: fitted to half of the measurements in validation.md.
-MEMORY_SHARE = 0.92         # of the bandwidth: the rest is refresh and read-write turnaround
+# Of data sheets and microbenchmarks; MEMORY_SHARE, TURNAROUND, L1_SHARE, ISSUE_SHARE and INSTRUCTIONS are fitted to half
+# of the measurements in validation.md.
+MEMORY_SHARE = 0.97         # of the bandwidth, of loads alone: the rest is refresh
+TURNAROUND = 0.08           # longer if half of the bytes are stores: the bus changes its direction
 L2_SHARE = 0.65
-L1_SHARE = 0.9              # of the cycles
-ISSUE_SHARE = 0.82          # of the issue slots
+L1_SHARE = 0.95             # of the cycles
+ISSUE_SHARE = 0.77          # of the issue slots
 SHARPNESS = 3.0
 MEMORY_LATENCY = 450e-9     # seconds from a load to its value, under load
 BLOCK_CLOCKS = 600          # from the start of a block to its first load, and from its last store to the next block
 PARTIAL_BYTES = 100
-RANGE = (0.79, 1.27)        # measured time / estimate, of 8 in 10 of all cases in validation.md
+INSTRUCTIONS = 5            # per request, median of tiled products in validation.md; most other kernels have more
+RANGE = (0.8, 1.25)         # measured time / estimate, of 8 in 10 held-out cases in validation.md
 
 # Published elsewhere.
 KERNEL_SECONDS = 2.5e-6     # the shortest kernel: start of its blocks, a load, a store, the end
 L2_CLOCKS, L1_CLOCKS, SHARED_CLOCKS, BARRIER_CLOCKS = 250, 35, 28, 40   # microbenchmarks; SHARED: also shuffles
 ATOMICS_PER_CLOCK = 1.4     # of a region of L2: a histogram of 256 bins on an H100
+WARP_CLOCKS = 2             # between two instructions of a warp; an arithmetic result takes 4, but few wait for one
 BLOCKS_PER_CLOCK = 0.9      # llm.c's residual_forward with 196,608 blocks (pull request 299)
 TENSOR_SHARE = 0.73         # large BF16 products by cuBLASLt on an H100, whose power limit of 700 W lowers the clock:
                             # 0.72 and 0.80 (fast.cu), 0.73 (nanochat)
@@ -89,32 +97,49 @@ def resident_blocks(card, threads, shared, registers=None):
 
 def launch_bounds(card, launch, blocks, resident, softmax=Softmax()):
     """Returns {bound: seconds}. launch: the totals of one launch, from a recording; with "instructions" and "fp32", the
-    warp instructions from the machine code, if it is known. resident: see resident_blocks()."""
+    warp instructions from the machine code, if it is known. resident: see resident_blocks(). A launch takes at least as
+    long as its longest block (launch["longest_block"]) on a multiprocessor of its own."""
+    bounds, longest = bounds_of(card, launch, blocks, resident, softmax), launch.get("longest_block")
+    alone = bounds_of(card, longest, 1, 1) if longest else {}
+    return {name: max(bound, alone.get(name, 0)) for name, bound in bounds.items()}
+
+
+def memory_bytes(loaded, stored):
+    """Returns the bytes that could be loaded in the time of these."""
+    return loaded + stored + 2 * TURNAROUND * min(loaded, stored)
+
+
+def bounds_of(card, launch, blocks, resident, softmax=Softmax()):
+    """Returns {bound: seconds} of blocks that all do the same work: launch has their totals."""
     busy = min(blocks, card.multiprocessors)
     # All blocks do the same work, so multiprocessors without a block are idle during the last wave.
     waves = blocks / (max(1, resident) * card.multiprocessors)
     tail = math.ceil(waves) / waves if waves > 1 else 1.0
+    turns = max(1, math.ceil(waves) if waves < 8 else waves) / blocks       # of a sum over blocks: the average x waves
     clocks = card.clock * busy
     l2 = min(L2_SHARE * card.l2_bytes_per_clock * card.clock, L2_PORT * clocks)
     products = tail * launch["tensor_flops"] / (TENSOR_SHARE * card.tensor * busy / card.multiprocessors)
     scores = tail * softmax.scores * (1 / SPECIAL_FUNCTIONS + softmax.instructions / FP32_LANES) / clocks
     hidden = TURNS_OVERLAP * min(products, scores) if softmax.turns else 0
     pieces = softmax.pieces / busy * PIECE_SECONDS
-    moved = launch["dram_load"] + launch["dram_store"] + launch["partial_fetched"]
+    moved = memory_bytes(launch["dram_load"] + launch["partial_fetched"], launch["dram_store"])
     cycles = launch["cycles" if card.load_store_units == WARP else "cycles_of_16"]
+    special = SPECIAL_FUNCTIONS * card.clock
+    assumed = INSTRUCTIONS * min(launch["requests"], launch["cycles"])
     fp32 = card.fp32 / card.multiprocessors / card.clock / 2 / WARP      # warp instructions per clock
-    waits = (BLOCK_CLOCKS + (launch["waits_l2"] * L2_CLOCKS + launch["waits_l1"] * L1_CLOCKS +
-                             (launch["waits_shared"] + launch["exchanges"]) * SHARED_CLOCKS +
-                             launch["barriers"] * BARRIER_CLOCKS) / blocks) / card.clock
-    waits += launch["waits_memory"] / blocks * MEMORY_LATENCY
+    waits = (blocks * BLOCK_CLOCKS + launch["waits_l2"] * L2_CLOCKS + launch["waits_l1"] * L1_CLOCKS +
+             (launch["waits_shared"] + launch["exchanges"]) * SHARED_CLOCKS +
+             launch["barriers"] * BARRIER_CLOCKS) / card.clock + launch["waits_memory"] * MEMORY_LATENCY
     return {"memory": moved / min(MEMORY_SHARE * card.bandwidth, L2_PORT * clocks),
             "L2": (launch["l2"] * SECTOR + launch["partial"] * PARTIAL_BYTES) / l2,
             "L1 and shared": tail * cycles / (L1_SHARE * clocks),
-            "instructions": tail * max(launch.get("instructions", 0) / SCHEDULERS,
-                                       launch.get("fp32", 0) / fp32) / (ISSUE_SHARE * clocks),
-            "special functions": 0 if softmax.scores else tail * launch["special"] / SPECIAL_FUNCTIONS / clocks,
+            "instructions": max(tail * launch.get("instructions", assumed) / SCHEDULERS / busy,
+                                tail * launch.get("fp32", 0) / fp32 / busy,
+                                turns * launch.get("warp_instructions", 0) * WARP_CLOCKS) / (ISSUE_SHARE * card.clock),
+            "special functions": 0 if softmax.scores else max(
+                tail * launch["special"] / busy, turns * launch["warp_special"] * SCHEDULERS) / special,
             "softmax" if scores > products else "tensor cores": products + scores - hidden + pieces,
-            "latency": max(1, math.ceil(waves) if waves < 8 else waves) * waits,
+            "latency": turns * waits,
             "atomics": launch["hot_atomics"] / (ATOMICS_PER_CLOCK * card.clock),
             "block starts": blocks / (BLOCKS_PER_CLOCK * card.clock)}
 
@@ -151,7 +176,7 @@ def matmul_seconds(card, matmul):
     again. Epilogues with a second matrix load it (dgelu) or store it (gelu_aux); the products do not hide that: on an
     H100, cuBLASLt 13.1 takes 640 us with either of them and 440 us without, at (65536, 768) x (768, 3072)."""
     m, n, k, of = matmul["m"], matmul["n"], matmul["k"], matmul["type"]
-    rate, bandwidth = matmul_rate(card, of), MEMORY_SHARE * card.bandwidth
+    rate, bandwidth = matmul_rate(card, of), MEMORY_SHARE * card.bandwidth / (1 + TURNAROUND)
     element, results = ELEMENT_BYTES[of], m * n * matmul["out_bytes"]
     moved = (m * k + k * n) * element + results * (2 if matmul["accumulate"] else 1)
     has_second = "dgelu" in matmul["epilogue"] or "aux" in matmul["epilogue"]

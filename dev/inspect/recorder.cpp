@@ -226,6 +226,7 @@ struct Site {
 
     uint64_t requests = 0, lanes = 0, bytes_used = 0, sectors = 0, least_sectors = 0, wavefronts = 0,
              least_wavefronts = 0, l1_hits = 0, dram_sectors = 0;
+    std::array<uint64_t, 3> slowest{};   // loads of global memory by threads, by their slowest memory: L1, L2, memory
     Request worst;
     double worst_rank = 0;
 
@@ -238,13 +239,28 @@ struct Totals {
     uint64_t dram_load = 0, dram_store = 0, l2 = 0, flops = 0, special = 0;   // sectors; tensor cores; exp2 and similar
     uint64_t partial = 0;          // stores of a part of a sector
     uint64_t partial_fetched = 0;  // sectors of which only a part has been stored: memory must deliver the rest
-    // Cycles of L1 and shared memory: a request takes its wavefronts (global memory: its lines, because one tag is
-    // looked up per cycle), at least 1; or at least 2, on multiprocessors with 16 load/store units instead of 32.
+    // Cycles of L1 and shared memory: a request takes its wavefronts (global memory: Request::l1_cycles()), at least 1;
+    // or at least 2, on multiprocessors with 16 load/store units instead of 32.
     uint64_t cycles = 0, cycles_of_16 = 0;
     // Of one warp, the one that waits longest before each barrier, summed over blocks: see Waits.
     uint64_t waits_shared = 0, waits_l1 = 0, waits_l2 = 0, waits_memory = 0, exchanges = 0, barriers = 0;
     uint64_t rounds = 0;           // rounds of loads of global memory, of all warps
+    uint64_t requests = 0, warp_requests = 0, warp_special = 0;   // warp_: of the warp with most, summed over blocks
 };
+// The figures that the recording has, with the bytes or other units of a count.
+struct Figure {
+    const char* name;
+    uint64_t Totals::*count;
+    unsigned unit = 1;
+};
+constexpr Figure FIGURES[] = {
+    {"dram_load", &Totals::dram_load, SECTOR}, {"dram_store", &Totals::dram_store, SECTOR},
+    {"partial_fetched", &Totals::partial_fetched, SECTOR}, {"l2", &Totals::l2}, {"partial", &Totals::partial},
+    {"cycles", &Totals::cycles}, {"cycles_of_16", &Totals::cycles_of_16}, {"tensor_flops", &Totals::flops},
+    {"special", &Totals::special}, {"waits_shared", &Totals::waits_shared}, {"waits_l1", &Totals::waits_l1},
+    {"waits_l2", &Totals::waits_l2}, {"waits_memory", &Totals::waits_memory}, {"exchanges", &Totals::exchanges},
+    {"barriers", &Totals::barriers}, {"rounds", &Totals::rounds}, {"requests", &Totals::requests},
+    {"warp_requests", &Totals::warp_requests}, {"warp_special", &Totals::warp_special}};
 
 struct Side {
     uint32_t site;
@@ -295,17 +311,36 @@ struct Kernel {
     }
 };
 
-// Extrapolates a total to the whole launch: each block that was not recorded counts as the average of the second half
-// of the recorded ones, because data that blocks share is in the cache by then.
+// Extrapolates a total to the whole launch. Data that blocks share is in L2 after the first ones. If more than one row
+// of blocks is recorded, the others are like those of the later rows: the average of their first blocks, and that of
+// their other blocks, because a block often shares data with its row and with the block above it. Else, each block that
+// was not recorded counts as the average of the second half of the recorded ones.
 static double of_launch(const Kernel& kernel, uint64_t Totals::*figure) {
     const auto& after = kernel.after_block;
     if (after.empty()) return 0;
     const double all = static_cast<double>(kernel.blocks()), seen = static_cast<double>(after.size());
     const double total = static_cast<double>(after.back().*figure);
     if (after.size() == kernel.blocks()) return total;
-    const size_t half = after.size() / 2;
-    const double before = half == 0 ? 0 : static_cast<double>(after[half - 1].*figure);
-    return total + (all - seen) * (total - before) / (seen - static_cast<double>(half));
+    const auto until = [&](size_t block) { return block == 0 ? 0 : static_cast<double>(after[block - 1].*figure); };
+    struct { double sum = 0, blocks = 0; } firsts, others;   // blocks of the second row and later ones
+    const size_t row = kernel.shape.grid[0], half = after.size() / 2;
+    for (size_t b = row; b < after.size() && kernel.numbers[b] == b; b++) {
+        auto& kind = b % row == 0 ? firsts : others;
+        kind.sum += until(b + 1) - until(b);
+        kind.blocks++;
+    }
+    if (others.blocks == 0) return total + (all - seen) * (total - until(half)) / (seen - static_cast<double>(half));
+    const double in_row = static_cast<double>(row - 1) * others.sum / others.blocks + firsts.sum / firsts.blocks;
+    return total + (all - seen) * in_row / static_cast<double>(row);
+}
+
+// Returns the maximum of a figure over the recorded blocks.
+static int64_t of_longest_block(const Kernel& kernel, uint64_t Totals::*figure) {
+    int64_t most = 0;
+    uint64_t before = 0;
+    for (const Totals& after : kernel.after_block)
+        most = std::max(most, static_cast<int64_t>(after.*figure - std::exchange(before, after.*figure)));
+    return most;
 }
 
 // Returns the sectors that a launch loads from memory. If the recorded blocks are 0, 1 and the first one of the second
@@ -390,6 +425,7 @@ struct Thread {
     Registers registers;
     std::vector<PendingCopy> copies;
     unsigned copy_groups = 0;
+    uint64_t special = 0;    // special functions
 };
 
 // A thread that has waited for the latest completed phase of an mbarrier.
@@ -482,6 +518,7 @@ static std::vector<WgmmaProduct> wgmmas;
 static std::vector<Tick> wgmma_ticks;            // per warp: completed wgmma
 static std::vector<std::vector<Queued>> queues;  // per warp: requests since the last barrier
 static size_t queued_requests;                   // of all warps
+static uint64_t counted_warp;                    // the warp whose requests are counted: its number in the launch
 static std::vector<uint32_t> rounds, exchanges;  // per warp: rounds and collectives since the last barrier
 
 // ---- blocks of a cooperative launch
@@ -824,9 +861,13 @@ static Level account_global(Site& site, const Request& request) {
         site.sectors++;
         if (site.access == Access::STORE) {
             const uint32_t bytes = request.bytes_of_sector(sector);
-            const L2::Store store = l2.store(sector, bytes);
-            totals.l2++;
-            totals.partial += bytes != ~0u;
+            const L2::Store store = l2.store(sector, bytes, counted_warp);
+            if (!store.is_merged || site.by == By::ATOMIC) {
+                totals.l2++;
+                totals.partial += bytes != ~0u;
+            } else if (store.is_whole) {
+                totals.partial--;
+            }
             totals.partial_fetched += static_cast<uint64_t>(static_cast<int64_t>(store.partial));
             totals.dram_store += static_cast<uint64_t>(store.writes);
             site.dram_sectors += static_cast<uint64_t>(store.writes);
@@ -848,7 +889,9 @@ static Level account_global(Site& site, const Request& request) {
         site.dram_sectors++;
     }
     site.least_sectors += request.least_sectors();
-    return through_l1 ? level : NO_WAIT;
+    if (!through_l1) return NO_WAIT;
+    site.slowest[level - WAIT_L1]++;
+    return level;
 }
 
 // Adds the cycles of the load/store units and of L1 or shared memory; see Totals.
@@ -880,7 +923,7 @@ static Level account(const Queued& queued) {
         const uint64_t sectors = site.sectors, least = site.least_sectors;
         level = account_global(site, request);
         ratio = static_cast<double>(site.sectors - sectors) / (site.least_sectors - least);
-        add_cycles(request.units(LINE).size());
+        add_cycles(request.l1_cycles());
     }
     const double rank = ratio * 64 + request.lanes();   // highest ratio first, then most active lanes
     if (rank > site.worst_rank) {
@@ -1018,6 +1061,7 @@ static void count_queued() {
         for (unsigned warp = 0; warp < warps(); warp++) {
             if (n >= queues[warp].size()) continue;
             is_more = true;
+            counted_warp = uint64_t{block} * warps() + warp;
             const Queued& queued = queues[warp][n];
             Level& level = levels[warp][queued.round];
             level = std::max(level, account(queued));
@@ -1026,7 +1070,10 @@ static void count_queued() {
     // The warp that waits longest, by rough latencies.
     std::array<uint64_t, 6> longest{};
     uint64_t most = 0;
+    size_t longest_queue = 0;
     for (unsigned warp = 0; warp < warps(); warp++) {
+        kernel->totals.requests += queues[warp].size();
+        longest_queue = std::max(longest_queue, queues[warp].size());
         constexpr uint64_t weights[] = {0, 1, 1, 8, 20, 1};
         std::array<uint64_t, 6> waits{};
         for (Level level : levels[warp]) {
@@ -1047,6 +1094,7 @@ static void count_queued() {
     totals.waits_l2 += longest[WAIT_L2];
     totals.waits_memory += longest[WAIT_MEMORY];
     totals.exchanges += longest[5];
+    totals.warp_requests += longest_queue;
 }
 
 // Counts all requests since the last barrier.
@@ -1252,6 +1300,15 @@ void end_block() {
     for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);
     current = 0;
     drain();
+    uint64_t of_warp = 0;
+    for (unsigned warp = 0; warp < warps(); warp++) {   // a warp takes as long for one lane as for all
+        uint64_t most = 0;
+        for (unsigned t = warp * LANES; t < std::min((warp + 1) * LANES, threads_in_block); t++)
+            most = std::max(most, LANES * threads[t].special);
+        kernel->totals.special += most;
+        of_warp = std::max(of_warp, most);
+    }
+    kernel->totals.warp_special += of_warp;
     kernel->recorded_blocks++;
     kernel->numbers.push_back(block);
     kernel->arrays.insert(memory.accessed.begin(), memory.accessed.end());
@@ -1680,7 +1737,7 @@ void tensor_flops(uint64_t flops) {
     if (recording) kernel->totals.flops += flops;
 }
 void special_function() {
-    if (recording) kernel->totals.special++;
+    if (recording) me().special++;
 }
 
 // Ends the block that runs when the program ends. Pending asynchronous accesses are recorded as never waited for.
@@ -1712,7 +1769,7 @@ static json to_json(const Site& site) {
                 {"requests", site.requests}, {"lanes", site.lanes}, {"bytes", site.bytes_used},
                 {"sectors", site.sectors}, {"least_sectors", site.least_sectors},
                 {"wavefronts", site.wavefronts}, {"least_wavefronts", site.least_wavefronts},
-                {"l1_hits", site.l1_hits}, {"dram_sectors", site.dram_sectors}};
+                {"l1_hits", site.l1_hits}, {"dram_sectors", site.dram_sectors}, {"slowest", site.slowest}};
     if (site.worst.active != 0) all["picture"] = {{"base", base}, {"offsets", offsets}};
     return all;
 }
@@ -1742,17 +1799,13 @@ static json to_json(const Kernel& kernel) {
         if (site.requests > 0) sites.push_back(to_json(site));
     for (const auto& [name, pc, stack] : kernel.syncs)
         barriers.push_back({{"name", name}, {"stack", stacks.with_callers(pc, stack)}});
-    const std::pair<const char*, uint64_t Totals::*> figures[] = {
-        {"l2", &Totals::l2}, {"partial", &Totals::partial}, {"cycles", &Totals::cycles},
-        {"cycles_of_16", &Totals::cycles_of_16}, {"tensor_flops", &Totals::flops}, {"special", &Totals::special},
-        {"waits_shared", &Totals::waits_shared}, {"waits_l1", &Totals::waits_l1}, {"waits_l2", &Totals::waits_l2},
-        {"waits_memory", &Totals::waits_memory}, {"exchanges", &Totals::exchanges}, {"barriers", &Totals::barriers},
-        {"rounds", &Totals::rounds}};
-    json launch = {{"dram_load", memory_loads(kernel) * SECTOR},
-                   {"dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
-                   {"partial_fetched", of_launch(kernel, &Totals::partial_fetched) * SECTOR},
-                   {"hot_atomics", kernel.hot_atomics}};
-    for (const auto& [name, figure] : figures) launch[name] = of_launch(kernel, figure);
+    json launch = {{"hot_atomics", kernel.hot_atomics}}, longest = {{"hot_atomics", 0}};
+    for (const auto& [name, count, unit] : FIGURES) {
+        launch[name] = of_launch(kernel, count) * unit;
+        longest[name] = of_longest_block(kernel, count) * unit;
+    }
+    launch["dram_load"] = memory_loads(kernel) * SECTOR;
+    launch["longest_block"] = longest;
     return {{"symbol", kernel.symbol}, {"range", kernel.range}, {"grid", kernel.shape.grid},
             {"block", kernel.shape.block}, {"integers", kernel.shape.variant.integers},
             {"dynamic_shared", kernel.shape.dynamic_shared}, {"static_shared", kernel.static_shared()},
@@ -1804,93 +1857,4 @@ static void left() {
 }
 }  // namespace cuda_cpu::watch
 
-
-using cuda_cpu::watch::Access;
-using cuda_cpu::watch::By;
-
-#define INSPECT_ACCESS(name, kind, bytes)                                                                      \
-    extern "C" void name(void* address) {                                                                      \
-        cuda_cpu::watch::access(kind, By::THREAD, address, bytes, __builtin_return_address(0));                \
-    }
-#define INSPECT_WIDTH(bytes)                                                 \
-    INSPECT_ACCESS(__tsan_read##bytes, Access::LOAD, bytes)                  \
-    INSPECT_ACCESS(__tsan_write##bytes, Access::STORE, bytes)                \
-    INSPECT_ACCESS(__tsan_unaligned_read##bytes, Access::LOAD, bytes)        \
-    INSPECT_ACCESS(__tsan_unaligned_write##bytes, Access::STORE, bytes)      \
-    INSPECT_ACCESS(__tsan_volatile_read##bytes, Access::LOAD, bytes)         \
-    INSPECT_ACCESS(__tsan_volatile_write##bytes, Access::STORE, bytes)
-INSPECT_WIDTH(1)
-INSPECT_WIDTH(2)
-INSPECT_WIDTH(4)
-INSPECT_WIDTH(8)
-INSPECT_WIDTH(16)
-
-extern "C" void __tsan_read_range(void* address, size_t bytes) {
-    cuda_cpu::watch::access(Access::LOAD, By::THREAD, address, bytes, __builtin_return_address(0));
-}
-extern "C" void __tsan_write_range(void* address, size_t bytes) {
-    cuda_cpu::watch::access(Access::STORE, By::THREAD, address, bytes, __builtin_return_address(0));
-}
-// Called with -fsanitize=bounds: an index outside of an array with a constant size, as GCC describes it.
-struct WrongIndex {
-    struct Type {
-        uint16_t kind, info;
-        char name[];
-    };
-    const char* file;
-    uint32_t line, column;
-    const Type *array_type, *index_type;
-};
-extern "C" void __ubsan_handle_out_of_bounds(const WrongIndex* wrong, uintptr_t index) {
-    cuda_cpu::watch::wrong_index(wrong->array_type->name, static_cast<int64_t>(index), __builtin_return_address(0));
-}
-extern "C" void __tsan_init() {}
-extern "C" void __tsan_func_entry(void* caller) { cuda_cpu::watch::entered(caller); }
-extern "C" void __tsan_func_exit() { cuda_cpu::watch::left(); }
-extern "C" void __tsan_vptr_update(void**, void*) {}
-extern "C" void __tsan_vptr_read(void**) {}
-
-static void accessed_atomically(const volatile void* place, size_t bytes, const void* pc,
-                                Access access = Access::STORE) {
-    cuda_cpu::watch::access(access, By::ATOMIC, const_cast<const void*>(place), bytes, pc);
-}
-
-// Relaxed loads are not recorded: dev/cpu implements some atomics by a load and a compare-and-exchange loop.
-#define INSPECT_ATOMIC_OP(bits, result, name, operation, ...)                                                   \
-    extern "C" result __tsan_atomic##bits##_##name(volatile uint##bits##_t* place, __VA_ARGS__, int) {          \
-        accessed_atomically(place, bits / 8, __builtin_return_address(0));                                      \
-        return operation;                                                                                       \
-    }
-#define INSPECT_ATOMIC_CHANGE(bits, name, change)                                                               \
-    INSPECT_ATOMIC_OP(bits, uint##bits##_t, name, change(place, value, __ATOMIC_SEQ_CST), uint##bits##_t value)
-#define INSPECT_ATOMIC_COMPARE(bits, name)                                                                      \
-    INSPECT_ATOMIC_OP(bits, int, name, __atomic_compare_exchange_n(place, old, value, false, __ATOMIC_SEQ_CST,  \
-                                                                   __ATOMIC_SEQ_CST),                           \
-                      uint##bits##_t* old, uint##bits##_t value, int)
-#define INSPECT_ATOMIC(bits)                                                                                    \
-    extern "C" uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* place, int order) {     \
-        if (order != __ATOMIC_RELAXED)                                                                          \
-            accessed_atomically(place, bits / 8, __builtin_return_address(0), Access::LOAD);                    \
-        return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                        \
-    }                                                                                                           \
-    extern "C" void __tsan_atomic##bits##_store(volatile uint##bits##_t* place, uint##bits##_t value, int) {    \
-        cuda_cpu::watch::overwritten(place, bits / 8);                                                          \
-        accessed_atomically(place, bits / 8, __builtin_return_address(0));                                      \
-        __atomic_store_n(place, value, __ATOMIC_SEQ_CST);                                                       \
-    }                                                                                                           \
-    INSPECT_ATOMIC_COMPARE(bits, compare_exchange_strong)                                                       \
-    INSPECT_ATOMIC_COMPARE(bits, compare_exchange_weak)                                                         \
-    INSPECT_ATOMIC_CHANGE(bits, exchange, __atomic_exchange_n)                                                  \
-    INSPECT_ATOMIC_CHANGE(bits, fetch_add, __atomic_fetch_add)                                                  \
-    INSPECT_ATOMIC_CHANGE(bits, fetch_sub, __atomic_fetch_sub)                                                  \
-    INSPECT_ATOMIC_CHANGE(bits, fetch_and, __atomic_fetch_and)                                                  \
-    INSPECT_ATOMIC_CHANGE(bits, fetch_or, __atomic_fetch_or)                                                    \
-    INSPECT_ATOMIC_CHANGE(bits, fetch_xor, __atomic_fetch_xor)
-INSPECT_ATOMIC(8)
-INSPECT_ATOMIC(16)
-INSPECT_ATOMIC(32)
-INSPECT_ATOMIC(64)
-extern "C" void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-extern "C" void __tsan_atomic_signal_fence(int) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
-=======
 #include "../cpu/instrumented.h"

@@ -14,7 +14,7 @@
 
 namespace inspect {
 constexpr uint64_t SECTOR = 32, LINE = 128;
-constexpr unsigned BANKS = 32, WORD = 4;
+constexpr unsigned BANKS = 32, WORD = 4, TAG_SETS = 4;
 
 struct Request {
     std::array<uint64_t, LANES> address{};
@@ -59,6 +59,16 @@ struct Request {
         std::array<uint64_t, BANKS> words{};
         for (uint64_t word : units(WORD)) words[word % BANKS]++;
         return *std::max_element(words.begin(), words.end());
+    }
+
+    // Returns the cycles that L1 takes: it looks up one line of each set of tags per cycle, and delivers one word of
+    // each bank, as shared memory does.
+    uint64_t l1_cycles() const {
+        const std::vector<uint64_t> lines = units(LINE);
+        if (lines.size() == 1) return 1;
+        std::array<uint64_t, TAG_SETS> of_set{};
+        for (uint64_t line : lines) of_set[line % TAG_SETS]++;
+        return std::max(*std::max_element(of_set.begin(), of_set.end()), words_of_a_bank());
     }
 
     struct Wavefronts { uint64_t taken, least; };

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from cards import CARDS, WARP
 from estimate import Softmax, combined, launch_bounds, resident_blocks, step_seconds
-from executions import executions
+from executions import WAITS, executions
 from sass import main_loop, needed_in_flight
 from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
 
@@ -152,14 +152,20 @@ class Kernel:
         launch, recorded, loops = self.raw["launch"], self.raw["recorded_blocks"], self.code.get("loops")
         if not loops:
             return launch
+        warps = recorded * -(-self.threads // WARP)
         sites = [(symbols.lines_within(site["stack"], self.demangled), (site["space"], site["access"]),
-                  site["requests"] * WARP * site["bytes_per_lane"])
+                  site["requests"] * WARP * site["bytes_per_lane"], site["slowest"])
                  for site in self.raw["sites"] if site["by"] in ("thread", "atomic", "cp.async")]
-        found = executions(loops, sites, recorded * -(-self.threads // WARP))
-        found = {name: figure * self.blocks / recorded for name, figure in found.items()}
-        scale = found["round_trips"] / launch["rounds"] if launch["rounds"] else 1
-        waits = {name: scale * launch[name] for name in ("waits_l1", "waits_l2", "waits_memory")}
-        return {**launch, **found, **waits}
+        found = {name: figure * self.blocks / recorded for name, figure in executions(loops, sites, warps).items()}
+        longest, waits = launch["longest_block"], sum(launch[name] for name in WAITS)
+        share = {name: longest[name] / max(1, launch["requests"]) for name in ("requests", "warp_requests")}
+        # The recorder knows what part of all warps' waits the warp of each block that waits longest has.
+        found.update({name: found[name] * waits / max(1, launch["rounds"]) for name in WAITS})
+        found["warp_instructions"] = found["instructions"] * launch["warp_requests"] / max(1, launch["requests"])
+        of_block = {name: found[name] * share["requests"] for name in ("instructions", "fp32")}
+        of_block["warp_instructions"] = found["instructions"] * share["warp_requests"]
+        of_block.update({name: found[name] * sum(longest[each] for each in WAITS) / max(1, waits) for name in WAITS})
+        return {**launch, **found, "longest_block": {**longest, **of_block}}
 
     def find_lines(self, symbols):
         groups = {}

@@ -177,6 +177,14 @@ def test_counts():
                  "an atomic is counted at the user's line, not at the emulator's")
     expect_equal((case.kernel("atomics")["launches"], case.kernel("atomics")["recorded_blocks"]), (3, 1),
                  "three launches with the same shape are one entry, recorded once")
+    stored = [[kernel["launch"][figure] for figure in ("l2", "partial", "cycles")]
+              for symbol, kernel in sorted(case.raw.items()) if "four_words" in symbol]
+    expect_equal(stored, [[128, 0, 128], [128, 0, 32], [256, 256, 64], [256, 256, 32]],
+                 "a thread's adjacent stores reach L2 together; those of other warps are a partial store each; L1 looks "
+                 "up 4 lines per cycle if they are in different sets")
+    alone, with_idle = sorted((kernel["estimate_us"] for kernel in case.kernels("one_thread")))
+    expect(150 < alone < with_idle < 1.02 * alone, "idle blocks and warps do not shorten the estimate of a serial loop",
+           f"{alone:.1f} and {with_idle:.1f} us")
     raw = next(kernel for symbol, kernel in case.raw.items() if "shared_bytes" in symbol)
     expect_equal((raw["static_shared"], raw["dynamic_shared"]), (480, 128), "static and dynamic shared memory in bytes")
 
@@ -207,7 +215,11 @@ def test_caches():
         expect_equal(case.sum(kernel, comment, access, *keys), expected, text)
     expect(len(case.recorded_with("CUDA_CPU_CARD", "t4")) == len(case.figures["kernels"]),
            "a GPU that reserves no shared memory runs kernels without shared memory")
-    sampled = [kernel for kernel in case.recorded_with("INSPECT_MODE", "sample") if kernel["name"] == "copy"]
+    figures = case.recorded_with("INSPECT_MODE", "sample")
+    sampled = [kernel for kernel in figures if kernel["name"] == "copy"]
+    tiles = next(kernel for kernel in figures if kernel["name"] == "rows_and_columns")
+    expect_equal((tiles["recorded_blocks"] < 1536, tiles["memory_bytes"]), (True, (24 + 64) << 13),
+                 "blocks that share rows and columns load each of them once, also if few blocks are recorded")
     for kernels, text in ((case.kernels("copy"), "copies of 64 KiB and 4 MiB move twice as many bytes"),
                           (sampled, "... also with INSPECT_MODE=sample")):
         expect_equal(sorted(kernel["memory_bytes"] for kernel in kernels), [2 << 16, 2 << 22], text)

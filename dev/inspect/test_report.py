@@ -12,8 +12,8 @@ sys.path += [os.path.join(HERE, ".."), os.path.join(HERE, "..", "tests")]
 from cards import CARDS
 from testing import expect, expect_equal, run_tests, write
 from estimate import (FP8_SHARE, GAP_SECONDS, KERNEL_SECONDS, L2_PORT, MEMORY_SHARE, PIECE_SECONDS, SHARPNESS,
-                      TENSOR_SHARE, TURNS_OVERLAP, Softmax, combined, launch_bounds, matmul_seconds, resident_blocks,
-                      step_seconds)
+                      TENSOR_SHARE, TURNAROUND, TURNS_OVERLAP, Softmax, combined, launch_bounds, matmul_seconds,
+                      resident_blocks, step_seconds)
 from executions import executions
 from page import glossary, level
 from pictures import Gallery, global_picture, shared_picture
@@ -54,6 +54,7 @@ def test_cards():
                  "nvcc's -arch of h100, 4090 and b200")
     expect_equal([CARDS[key].fp8 for key in ("h100", "4090", "a100", "t4")], [1978.8e12, 330.4e12, 0, 0],
                  "FP8 has twice the BF16 rate from capability 8.9 on, and 0 below")
+    expect_equal(round(CARDS["t4"].bandwidth / 1e9), 256, "a T4 attains 80 % of its data sheet's bandwidth")
     expect_equal(len(CARDS), 16, "all 16 cards of dev/cpu/card.h are read")
 
 
@@ -70,8 +71,8 @@ def test_resident_blocks():
 
 
 NOTHING = dict.fromkeys(("dram_load", "dram_store", "partial_fetched", "l2", "partial", "cycles", "cycles_of_16",
-                         "tensor_flops", "special", "waits_shared", "waits_l1", "waits_l2", "waits_memory", "exchanges",
-                         "barriers", "hot_atomics"), 0)
+                         "tensor_flops", "special", "warp_special", "waits_shared", "waits_l1", "waits_l2",
+                         "waits_memory", "exchanges", "barriers", "hot_atomics", "requests"), 0)
 
 
 def estimated(blocks=1024, softmax=Softmax(), resident=8, card=H100, **launch):
@@ -84,12 +85,15 @@ def test_launches():
     for bound, launch in [("memory", {"dram_load": 6e8, "dram_store": 4e8}), ("L2", {"l2": 1e9}),
                           ("L2", {"partial": 1e9}), ("L1 and shared", {"cycles": 1e8}),
                           ("special functions", {"special": 1e10}),
-                          ("instructions", {"instructions": 1e9}), ("tensor cores", {"tensor_flops": 1e12}),
+                          ("instructions", {"instructions": 1e9}), ("instructions", {"requests": 1e9, "cycles": 1e9}),
+                          ("tensor cores", {"tensor_flops": 1e12}),
                           ("latency", {"waits_memory": 1e5}), ("atomics", {"hot_atomics": 1e7}),
                           ("block starts", {"blocks": 1 << 24, "resident": 32})]:
         expect_equal(estimated(**launch)[0], bound, f"a launch whose work is mostly for {bound} is bound by it")
-    expect(near(estimated(dram_load=6e8, dram_store=4e8)[1], 1e9 / (MEMORY_SHARE * 3.35e12)),
+    expect(near(estimated(dram_load=1e9)[1], 1e9 / (MEMORY_SHARE * 3.35e12)),
            "a gigabyte takes its bytes divided by the attainable bandwidth")
+    expect(near(estimated(dram_load=5e8, dram_store=5e8)[1], (1 + TURNAROUND) * estimated(dram_load=1e9)[1]),
+           "... and longer if half of them are stored")
     expect(near(estimated(blocks=4, dram_load=1e8)[1], 1e8 / (4 * L2_PORT * H100.clock)),
            "four blocks are limited by the L2 bandwidth of four multiprocessors")
     whole, more = (estimated(blocks=blocks, cycles=1e8)[1] for blocks in (1056, 1057))
@@ -99,6 +103,11 @@ def test_launches():
            "multiprocessors with 16 load/store units take the cycles of such")
     few, many = (estimated(blocks=1 << 14, waits_memory=1 << 18, resident=resident)[1] for resident in (2, 8))
     expect(near(few, 4 * many), "a quarter of the resident blocks takes four times as many waves of latency")
+    for figure, amount in (("cycles", 1e6), ("waits_l2", 1e4), ("instructions", 1e6), ("warp_instructions", 1e6),
+                           ("special", 1e7), ("warp_special", 1e7), ("dram_load", 1e8)):
+        of_block = {**NOTHING, figure: amount}
+        expect(near(estimated(**{figure: amount}, longest_block=of_block)[1], estimated(blocks=1, **of_block)[1], 0.02),
+               f"{figure}: a launch takes as long as its longest block")
     fma = estimated(instructions=1e9, fp32=1e9, card=CARDS["a100"])[1] / estimated(instructions=1e9,
                                                                                    card=CARDS["a100"])[1]
     expect(near(fma, 2, 0.01), "FP32 instructions take twice as long on an A100, which has lanes for half of the slots")
@@ -151,7 +160,8 @@ def test_matmuls():
     expect(near(more, 1.5, 0.01), "a GELU epilogue that stores its input moves a third matrix", f"{more:.3f}")
     expect(waves < 0.75 * TENSOR_SHARE, "161 tiles of 128 x 256 take two waves of 132 multiprocessors", f"{waves:.3f}")
     for of, moved in (("bf16", 2 * (2 * (1 << 26) + 64 * 64)), ("fp8", 3 * (1 << 26) + 64 * 64)):
-        expect(near(matmul_seconds(H100, product(1 << 20, 64, 64, of=of)), moved / (MEMORY_SHARE * 3.35e12)),
+        expect(near(matmul_seconds(H100, product(1 << 20, 64, 64, of=of)),
+                    (1 + TURNAROUND) * moved / (MEMORY_SHARE * 3.35e12)),
                f"a thin matmul in {of} is bound by memory bandwidth")
     expect_equal(matmul_seconds(H100, product(16, 16, 16)), KERNEL_SECONDS, "a tiny matmul takes KERNEL_SECONDS")
     raw = {"sequence": [["kernel", 1], ["matmul", 0], ["kernel", 0]], "matmuls": [product(16, 16, 16)]}
@@ -168,11 +178,13 @@ def test_executions():
               "counts": {"all": 16, "LDG.32": 4, "FADD": 4}},
              {"depth": 1, "parent": 0, "lines": ["a.cu", 4, 5], "round_trips": 1,
               "counts": {"all": 7, "LDG.32": 1, "FADD": 1}}]
-    sites = [([("b.h", 30), ("a.cu", 4)], ("global", "load"), 2 * 400 * 128),
-             ([("a.cu", 8)], ("global", "store"), 2 * 128)]
-    expect_equal(executions(loops, sites, 2),
-                 {"instructions": 2 * (20 + 100 * 16), "fp32": 2 * 400, "round_trips": 200},
-                 "loops run as often as their accesses say; a remainder with the same lines does not run")
+    sites = [([("b.h", 30), ("a.cu", 4)], ("global", "load"), 2 * 400 * 128, (700, 80, 20)),
+             ([("a.cu", 8)], ("global", "store"), 2 * 128, (0, 0, 0))]
+    expect_equal({name: round(figure) for name, figure in executions(loops, sites, 2).items()},
+                 {"instructions": 2 * (20 + 100 * 16), "fp32": 2 * 400, "waits_l1": 100, "waits_l2": 80,
+                  "waits_memory": 20},
+                 "loops run as often as their accesses say; a remainder with the same lines does not run; a round trip "
+                 "of four loads waits for the slowest of them")
     loops[2] = {**loops[2], "lines": ["a.cu", 6, 7], "counts": {"all": 7}, "round_trips": 0, "depth": 2, "parent": 1}
     expect_equal(executions(loops, sites, 2)["instructions"], 2 * (20 + 100 * 16 + 100 * 7),
                  "an inner loop without accesses counts once per iteration of the outer one")

@@ -46,7 +46,7 @@ COLUMNS = [
     Column("blocks", "blocks per launch; figures are extrapolated from the recorded blocks", lambda k: k.blocks),
     Column("threads", "threads per block", lambda k: k.threads),
     Column(f"est. µs, {ERROR}", "estimated time of one launch, from the GPU's data sheet, with the range that 8 in 10 "
-           "published measurements were in", lambda k: k.us, number),
+           "measurements were in", lambda k: k.us, number),
     Column("bound by", "the resource that takes longest in the estimate", lambda k: k.bound, str),
     Column("sectors", "sectors of global memory, divided by the minimum; 1.00: coalesced",
            lambda k: k.ratios["sectors"], times, 1),
@@ -63,7 +63,7 @@ COLUMNS = [
 ]
 LEGEND = """sectors, wavefr.: divided by the minimum; traffic: bytes (attention: FLOPs) divided by those of the cost
 line; lanes: active lanes, of 32; in flight: loads, of those that the bandwidth needs; est.: from data sheets;
-8 in 10 published measurements were in the range that est. states (validation.md)"""
+8 in 10 measurements that no constant was fitted to were in the range that est. states (validation.md)"""
 
 
 def missing(results):

@@ -7,7 +7,7 @@
 // two numbers, which count from 0. All blocks are full, so there can be more threads than elements: the last threads
 // of the last block must then do nothing.
 //
-// Judged: S, neighbouring threads of a block access neighbouring elements.
+// Judged: S, neighbouring threads of a block access neighbouring elements; the estimated time, as in most puzzles.
 #include "puzzle.h"
 
 constexpr int THREADS = 256;

@@ -148,6 +148,29 @@ __global__ void two_ways(float* out) {
     else
         for (unsigned i = 0; i < t / 8 + 1; i++) out[i * 32 + t] = 1;    // odd
 }
+// A thread's four neighbours, stored one by one or together; or each word by another warp; or every twelfth word.
+enum class Words { ONE_BY_ONE, TOGETHER, OF_OTHER_WARPS, TWELFTHS };
+template <Words words> __global__ void four_words(float* out) {
+    const unsigned i = threadIdx.x;
+    if (words == Words::TOGETHER) reinterpret_cast<float4*>(out)[i] = make_float4(1, 2, 3, 4);
+    else if (words == Words::OF_OTHER_WARPS) out[i % 32 * 8 + i / 32] = 1;
+    else if (words == Words::TWELFTHS) out[12 * i] = 1;
+    else for (unsigned j = 0; j < 4; j++) out[4 * i + j] = 1;
+}
+// One thread of the grid does all the work.
+__global__ void one_thread(float* out, const float* in) {
+    if (blockIdx.x + threadIdx.x > 0) return;
+    float sum = 0;
+    for (unsigned i = 0; i < 1 << 14; i++) sum += __expf(in[i]);
+    *out = sum;
+}
+// As in a matrix product: the blocks of a row share 8 KiB, as do those of a column.
+__global__ void rows_and_columns(float* out, const float* rows, const float* columns) {
+    float sum = 0;
+    for (unsigned i = threadIdx.x; i < 2048; i += blockDim.x)
+        sum += rows[blockIdx.y * 2048 + i] * columns[blockIdx.x * 2048 + i];
+    if (sum > 1) *out = sum;
+}
 
 template <class T> static void launch_strided(float* out, unsigned stride, unsigned mask = 31, unsigned lanes = ALL) {
     strided<<<1, 32, 31 * stride * sizeof(T) + sizeof(T)>>>(reinterpret_cast<T*>(out), stride, mask, lanes);
@@ -212,6 +235,13 @@ int main(int argc, char** argv) {
     a_warp_and_a_half<<<2, 48>>>(out);
     two_dimensions<<<1, dim3(8, 8)>>>(out);
     two_ways<<<1, 32>>>(out);
+    four_words<Words::ONE_BY_ONE><<<1, 256>>>(out);
+    four_words<Words::TOGETHER><<<1, 256>>>(out);
+    four_words<Words::OF_OTHER_WARPS><<<1, 256>>>(out);
+    four_words<Words::TWELFTHS><<<1, 256>>>(out);
+    one_thread<<<1, 32>>>(out, in);
+    one_thread<<<256, 64>>>(out, in);
+    rows_and_columns<<<dim3(24, 64), 256>>>(out, in, in + 64 * 2048);
     const auto begin = std::chrono::steady_clock::now();
     while (strcmp(how, "for_long") == 0 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(30))
         barriers<<<3, 64>>>(out);
