@@ -5,7 +5,7 @@ import re
 
 from pictures import Gallery, lane_styles
 from tables import html_table, number, plural, times
-from text import COLUMNS, by_name, facts, figures, hazard_sentence, missing, source_lines, totals
+from text import COLUMNS, by_name, facts, figures, hazard_sentence, missing, not_checked, source_lines, totals
 
 README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "README.md")
 PICTURES = """Global memory: the lanes of the warp above, the 32-byte sectors that they access below. Hatched bytes are
@@ -87,7 +87,7 @@ def column_level(column, kernel):
 
 def legend():
     samples = "".join(f"<span class='{level(limit)}'>up to {limit}</span>, " for limit in LEVELS)
-    last = f"<span class=r4>above {LEVELS[-1]}, or a race</span>"
+    last = f"<span class=r4>above {LEVELS[-1]}, or an error</span>"
     return f"<p class=soft>Colours of ratios to the minimum: {samples}{last}.</p>"
 
 
@@ -96,7 +96,8 @@ def glossary():
     with open(README, encoding="utf-8") as file:
         rows = re.search(r"\| term \|.*\n\|.*\n((?:\|.*\n)+)", file.read())[1].splitlines()
     terms = "".join("<dt>{}</dt><dd>{}</dd>".format(*escaped(row).strip("| ").split(" | ")) for row in rows)
-    terms = re.sub(r"`(.+?)`", r"<code>\1</code>", re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", terms))
+    for mark, tag in ((r"`(.+?)`", r"<code>\1</code>"), (r"\*\*(.+?)\*\*", r"<b>\1</b>"), (r"\[(.+?)\]\(.+?\)", r"\1")):
+        terms = re.sub(mark, tag, terms)
     return f"<details><summary>Terms</summary><dl>{terms}</dl></details>"
 
 
@@ -112,7 +113,8 @@ def overview(results):
     heads = "".join(f"<th title='{escaped(column.meaning)}'>{column.name}</th>" for column in COLUMNS)
     rows = "".join(f"<tr>{''.join(cell(i, kernel, column) for column in COLUMNS)}</tr>"
                    for i, kernel in enumerate(results.kernels))
-    return f"<h2>Kernels</h2><div class='scroll overview'><table><tr>{heads}</tr>{rows}</table></div>{legend()}"
+    partly = "".join(f"<p>{escaped(sentence)}</p>" for sentence in not_checked(results))
+    return f"<h2>Kernels</h2><div class='scroll overview'><table><tr>{heads}</tr>{rows}</table></div>{partly}{legend()}"
 
 
 # ---- a kernel
@@ -156,8 +158,9 @@ def section(results, number_, kernel, gallery):
     sources = "".join(f"<div class=source><div class=soft>{escaped(file)}</div>"
                       f"{''.join(source_line(row, gallery) for row in rows)}</div>"
                       for file, rows in source_lines(results, kernel))
-    return (f"<details class=kernel id=k{number_}><summary><b>{escaped(kernel.name)}</b> <span class=soft>"
-            f"{number(kernel.us)} µs × {kernel.launches:,}, {kernel.bound}</span>{found}</summary>{bad}"
+    time = f"{number(kernel.us)} µs × {kernel.launches:,}, {kernel.bound}" if kernel.is_complete else "not finished"
+    return (f"<details class=kernel id=k{number_}><summary><b>{escaped(kernel.label)}</b> <span class=soft>"
+            f"{time}</span>{found}</summary>{bad}"
             f"<div class=facts>{html_table(['', ''], facts(kernel))}</div>{sources}</details>")
 
 
