@@ -486,7 +486,8 @@ inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 
 // Allocates rows of `width` bytes, each at an aligned address: their distance is *pitch.
-template <class T> CUDA_CPU_INSTRUCTION cudaError_t cudaMallocPitch(T** address, size_t* pitch, size_t width, size_t height) {
+template <class T>
+CUDA_CPU_INSTRUCTION cudaError_t cudaMallocPitch(T** address, size_t* pitch, size_t width, size_t height) {
     *pitch = cuda_cpu::Heap::round_up(width, 512);
     return cudaMalloc(address, *pitch * height);
 }

@@ -5,7 +5,7 @@ import re
 
 from pictures import Gallery, lane_styles
 from tables import html_table, number, plural, times
-from text import COLUMNS, by_name, facts, figures, hazard_sentence, missing, not_checked, source_lines, totals
+from text import COLUMNS, by_name, facts, figures, hazard_sentence, missing, source_lines, totals
 
 README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "README.md")
 PICTURES = """Global memory: the lanes of the warp above, the 32-byte sectors that they access below. Hatched bytes are
@@ -113,8 +113,7 @@ def overview(results):
     heads = "".join(f"<th title='{escaped(column.meaning)}'>{column.name}</th>" for column in COLUMNS)
     rows = "".join(f"<tr>{''.join(cell(i, kernel, column) for column in COLUMNS)}</tr>"
                    for i, kernel in enumerate(results.kernels))
-    partly = "".join(f"<p>{escaped(sentence)}</p>" for sentence in not_checked(results))
-    return f"<h2>Kernels</h2><div class='scroll overview'><table><tr>{heads}</tr>{rows}</table></div>{partly}{legend()}"
+    return f"<h2>Kernels</h2><div class='scroll overview'><table><tr>{heads}</tr>{rows}</table></div>{legend()}"
 
 
 # ---- a kernel

@@ -12,7 +12,8 @@
 //
 // Environment: INSPECT_OUT (the output), INSPECT_MODE (sample: few blocks run; few: all run, few are recorded; whole,
 // default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
-// INSPECT_ACCESSES (of each kernel, to be counted; default 16,777,216), INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
+// INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_ACCESSES (of each kernel, to be counted; default 16,777,216),
+// INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
 // (addresses of barriers to skip), INSPECT_REGISTERS (output of sass.py), INSPECT_FROM (an NVTX range: its
 // first launch starts the recording, its second one ends the program).
 #define CUDA_CPU_INSPECT
@@ -602,7 +603,8 @@ static void check_written(uint64_t granule, uint16_t mask, const NewAccess& late
     const unsigned missing = mask & ~written[granule];
     if (later.kind != Kind::WRITE && missing != 0) {
         const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
-        add(kernel->uninitialised, Space::SHARED, memory.owner(Space::SHARED, at), at, {later.site, Access::LOAD, later.thread, block}, {}, "");
+        add(kernel->uninitialised, Space::SHARED, memory.owner(Space::SHARED, at), at,
+            {later.site, Access::LOAD, later.thread, block}, {}, "");
     }
     if (later.kind != Kind::READ) written[granule] |= mask;
 }
@@ -698,7 +700,8 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
 
 // Reports an access outside of an allocation, a variable or an array in shared memory.
 static void add_out_of_bounds(Place place, const Memory::Range& owner, uint32_t site, const std::string& why) {
-    add(kernel->out_of_bounds, place.space, owner, place.at, {site, kernel->sites[site].access, current, block}, {}, why);
+    const Side side{site, kernel->sites[site].access, current, block};
+    add(kernel->out_of_bounds, place.space, owner, place.at, side, {}, why);
 }
 
 // The last access that may have an invalid address; a thread after an index out of bounds.
@@ -738,8 +741,8 @@ void access(Access access, By by, const void* address, size_t bytes, const void*
         part_accessed({place.space, place.at + done}, static_cast<unsigned>(width), part++, access, by, number_of(pc));
 }
 
-// Reports an index outside of an array with a constant size. If the thread's next store is outside of device memory, it
-// would change the emulator's own data, and the program ends there.
+// Reports an index outside of an array with a constant size. If the thread's next store is outside of device memory,
+// it would change the emulator's own data, and the program ends there.
 static void wrong_index(const char* type, int64_t index, const void* pc) {
     if (!recording && !watching) return;
     const Pause pause;
@@ -1024,7 +1027,8 @@ static void open() {
     only = setting("INSPECT_KERNEL");
     from = setting("INSPECT_FROM");
     seconds = atof(setting("INSPECT_SECONDS").c_str());
-    if (const uint64_t n = strtoull(setting("INSPECT_ACCESSES").c_str(), nullptr, 10)) in_a_program = {8, n, 2 * n, 4 * n};
+    if (const uint64_t n = strtoull(setting("INSPECT_ACCESSES").c_str(), nullptr, 10))
+        in_a_program = {8, n, 2 * n, 4 * n};
     std::istringstream names(setting("INSPECT_EXCEPT"));
     for (std::string name; names >> name;) except.insert(name);
     std::istringstream addresses(setting("INSPECT_REMOVE"));
@@ -1155,14 +1159,14 @@ static Run count_block(uint64_t number, Run otherwise) {
 static bool is_checked(uint64_t number) {
     const uint64_t blocks = kernel->blocks();
     if (blocks_to_check == 0) {
-        const uint64_t of_block = std::max<uint64_t>(1, kernel->accesses / std::max<uint64_t>(1, kernel->recorded_blocks));
+        const uint64_t of_block = kernel->accesses / std::max<uint64_t>(1, kernel->recorded_blocks) + 1;
         const uint64_t half = in_a_program.accesses / 2, spare = half - std::min(half, kernel->checked_accesses);
         first_checked = number;
         blocks_to_check = std::min(blocks - number, std::max(LEAST_CHECKED, spare / 2 / of_block));
     }
     const uint64_t last = blocks_to_check / 2, pair = blocks_to_check < 16 ? 1 : 2;
-    const uint64_t between = blocks - last - first_checked, runs = std::max<uint64_t>(1, (blocks_to_check - last) / pair);
-    const bool is_last = number >= blocks - last || blocks_to_check == blocks - first_checked;
+    const uint64_t between = blocks - last - first_checked, runs = (blocks_to_check - last) / pair;
+    const bool is_last = number >= blocks - last;
     if (!is_last && (number - first_checked) % (between / runs) >= pair) return false;
     if (kernel->recorded_launches > 1) kernel->later_blocks++;
     else (is_last ? kernel->last : kernel->between)++;
@@ -1639,7 +1643,8 @@ static json to_json(const Kernel& kernel, const Hazards& hazards, size_t sides) 
             if (accesses.size() == sides) break;
             const Site& site = kernel.sites[side->site];
             accesses.push_back({{"stack", stacks.with_callers(site.pc, site.stack)}, {"block", side->block},
-                                {"access", site.bytes == 0 ? "index" : name_of(side->access)}, {"by", BY_NAMES[static_cast<int>(site.by)]},
+                                {"access", site.bytes == 0 ? "index" : name_of(side->access)},
+                                {"by", BY_NAMES[static_cast<int>(site.by)]},
                                 {"thread", side->actor < kernel.threads() ? static_cast<int>(side->actor) : -1}});
         }
         all.push_back({{"memory", name_of(h.space)}, {"array", h.owner.name}, {"address", h.address},
@@ -1667,7 +1672,7 @@ static json to_json(const Kernel& kernel) {
     while (first < kernel.numbers.size() && kernel.numbers[first] == first) first++;
     const json checked = {{"first", first}, {"between", kernel.between + kernel.numbers.size() - first},
                           {"last", kernel.last}, {"launches", kernel.recorded_launches},
-                          {"of_later_launches", kernel.later_blocks}, {"missed_launches", kernel.missed_launches}};
+                          {"later", kernel.later_blocks}, {"missed_launches", kernel.missed_launches}};
     json launch = {{"dram_load", memory_loads(kernel) * SECTOR},
                    {"dram_store", of_launch(kernel, &Totals::dram_store) * SECTOR},
                    {"partial_fetched", of_launch(kernel, &Totals::partial_fetched) * SECTOR},

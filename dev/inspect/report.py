@@ -81,8 +81,8 @@ def findings(results):
     yield from hazard_summaries(results)
     for kernel in results.kernels:
         if missed := kernel.raw["checked"]["missed_launches"]:
-            yield (f"{kernel.label}: {missed:,} of {kernel.launches:,} launches have other arguments than those that were "
-                   "checked for races")
+            yield (f"{kernel.label}: {missed:,} of {kernel.launches:,} launches have other arguments than those that "
+                   "were checked for races")
         for what, default in DEFAULTS.items():
             ratio, allowed = kernel.ratios[what], default
             if ratio is None:

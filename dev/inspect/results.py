@@ -168,12 +168,6 @@ class Kernel:
             groups.setdefault((place.file, place.line), (place, []))[1].append(site)
         return [Line(place, sites, Sums(sites)) for _, (place, sites) in sorted(groups.items(), key=lambda g: g[0])]
 
-    def checked_share(self):
-        """Returns which part of the blocks of all launches were checked for races."""
-        checked = self.raw["checked"]
-        blocks = sum(checked[key] for key in ("first", "between", "last", "of_later_launches"))
-        return blocks / (self.launches * self.blocks) if self.launches else 1
-
     def find_hazards(self, symbols, key):
         """Returns a recording's races (two accesses, the later one first) or other hazards, with source lines instead
         of stacks. Hazards of an array between the same lines are merged, and an index with the access that it is of."""
@@ -204,14 +198,14 @@ class Kernel:
 def add_labels(kernels):
     """Sets each kernel's label: its name and, if others have the same name, grid and block, what it differs in."""
     for kernel in kernels:
-        alike = [other for other in kernels if (other.name, other.grid, other.block) ==
+        alike = [other.raw for other in kernels if (other.name, other.grid, other.block) ==
                  (kernel.name, kernel.grid, kernel.block)]
-        different = [form(kernel.raw[key]) for key, form in (
-            ("integers", lambda all_: f"({', '.join(map(str, all_))})"), ("range", lambda name: name or "no range"),
-            ("dynamic_shared", lambda size: f"{size} bytes")) if any(each.raw[key] != kernel.raw[key] for each in alike)]
-        if len(alike) > 1 and not different:
-            different = [f"#{alike.index(kernel) + 1}"]      # for example with a null pointer
-        kernel.label = " ".join([kernel.name, *different])
+        kernel.label = kernel.name
+        for key, word in (("integers", f"({', '.join(map(str, kernel.raw['integers']))})"), ("range", kernel.range),
+                          ("dynamic_shared", f"{kernel.raw['dynamic_shared']} bytes")):
+            same = [raw for raw in alike if raw[key] == kernel.raw[key]]
+            kernel.label += f" {word}" * (len(same) < len(alike))
+            alike = same
 
 
 class Results:

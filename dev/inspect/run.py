@@ -23,7 +23,7 @@ def record(command, settings, recording, log):
         os.remove(recording)
     output = open(log, "w", encoding="utf-8") if log else None
     if not log:
-        print(f"output of {os.path.relpath(command[0])} (times in it are those of the emulator, not of a GPU):", flush=True)
+        print(f"output of {os.path.relpath(command[0])} (its times are the emulator's, not a GPU's):", flush=True)
     code = subprocess.run(command, env={**settings, "INSPECT_OUT": recording}, stdout=output, stderr=output).returncode
     if not os.path.exists(recording):
         raise Mistake(f"{' '.join(command)}: exit code {code}, launched no kernel"

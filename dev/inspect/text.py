@@ -43,8 +43,16 @@ def count_of(kind):
     return lambda kernel: sum(hazard["kind"] == kind for hazard in kernel.hazards)
 
 
-def checked_words(share):
-    return "all" if share >= 1 else "<1 %" if share < 0.01 else f"{int(100 * share)} %"
+def checked_words(kernel):
+    """Returns which blocks were checked for races and uninitialised reads."""
+    checked, blocks = kernel.raw["checked"], f"{kernel.blocks:,}"
+    first, between, last, later = (checked[key] for key in ("first", "between", "last", "later"))
+    if first + between + last + later >= kernel.launches * kernel.blocks:
+        return "all"
+    if first + between + last < kernel.blocks:
+        blocks = f"{first:,}" + f", {between:,} more" * (between > 0) + f", the last {last:,}" * (last > 0)
+    return (f"blocks 1 to {blocks} of {kernel.blocks:,}, launch 1 of {kernel.launches:,}"
+            + f"; {plural(later, 'block')} of launches 2 to {checked['launches']:,}" * (later > 0))
 
 
 def shape_words(sizes):
@@ -77,8 +85,8 @@ COLUMNS = [
     Column("races", "pairs of source lines that race, of each array", count_of("race"), best=0),
     Column("uninit.", "source lines that read uninitialised shared memory", count_of("uninitialised read"), best=0),
     Column("bounds", "source lines with an access out of bounds", count_of("access out of bounds"), best=0),
-    Column("checked", "blocks of all launches that were checked for races and uninitialised reads; accesses out of "
-           "bounds are found in every block", lambda k: k.checked_share(), checked_words),
+    Column("checked", "blocks that were checked for races and uninitialised reads; accesses out of bounds are found in "
+           "every block", checked_words, str),
 ]
 LEGEND = """sectors, wavefr.: divided by the minimum; traffic: bytes (attention: FLOPs) divided by those of the cost
 line; lanes: active lanes, of 32; in flight: loads, of those that the bandwidth needs; est.: from data sheets;
@@ -106,26 +114,6 @@ def totals(results):
     return lines
 
 
-def not_checked(results):
-    """Returns a sentence for each kernel of which not all blocks were checked for races."""
-    sentences = []
-    for kernel in results.kernels:
-        checked = kernel.raw["checked"]
-        first, between, last = (checked[key] for key in ("first", "between", "last"))
-        if kernel.checked_share() >= 1:
-            continue
-        is_all = first + between + last >= kernel.blocks
-        blocks = [f"blocks 1 to {kernel.blocks if is_all else first:,}" if first > 1 or is_all else "block 1"]
-        blocks += [f"{between:,} in between"] * (between > 0 and not is_all)
-        blocks += [f"{kernel.blocks - last + 1:,} to {kernel.blocks:,}"] * (last > 0 and not is_all)
-        sentence = f"{kernel.label}: checked for races: {', '.join(blocks)} of {kernel.blocks:,}, launch 1 of " \
-                   f"{kernel.launches:,}"
-        if checked["launches"] > 1:
-            sentence += f"; {plural(checked['of_later_launches'], 'block')} of launches 2 to {checked['launches']:,}"
-        sentences.append(sentence)
-    return sentences
-
-
 def red(kernel, line):
     """Marks the row of a kernel with hazards, on a terminal that has colours."""
     return f"\033[31m{line}\033[0m" if kernel.hazards and sys.stdout.isatty() and "NO_COLOR" not in os.environ else line
@@ -135,7 +123,7 @@ def overview(results):
     columns = [column for column in COLUMNS if any(column.value(kernel) is not None for kernel in results.kernels)]
     head, *rows = text_table([column.name for column in columns],
                              [[column.text(kernel) for column in columns] for kernel in results.kernels])
-    sentences = [*not_checked(results), *hazard_summaries(results)]
+    sentences = hazard_summaries(results)
     return [head, *map(red, results.kernels, rows), LEGEND, *filter(None, [missing(results)]), "",
             *totals(results), *([""] if sentences else []), *sentences]
 
@@ -176,7 +164,8 @@ def hazard_sentence(results, kernel, hazard):
         what = hazard["kind"] + (" of" if hazard["kind"] == "uninitialised read" else ":")
         why = ", ".join(filter(None, [hazard["why"], byte if hazard["bytes"] else ""]))
         return f"{kernel.name}: {what} {why}: {sides[0]} ({count})"
-    return f"{kernel.name}: race in {hazard['memory']} memory, {byte}: {sides[0]}, {sides[1]}; {hazard['why']} ({count})"
+    what = f"race in {hazard['memory']} memory, {byte}"
+    return f"{kernel.name}: {what}: {sides[0]}, {sides[1]}; {hazard['why']} ({count})"
 
 
 def other_hazards(kernel, first, others):
