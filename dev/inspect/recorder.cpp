@@ -1225,10 +1225,10 @@ static double hot_atomics() {
 
 void end_block() {
     in_block = watching = false;
+    const auto accessed = std::exchange(memory.accessed, {});
     if (!std::exchange(is_recorded, false)) return;
     drain();
     recording = false;
-    const auto accessed = std::exchange(memory.accessed, {});
     if (!counting) {
         kernel->totals = kernel->after_block.empty() ? Totals{} : kernel->after_block.back();
         return;

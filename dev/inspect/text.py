@@ -51,7 +51,7 @@ def checked_words(kernel):
         return "all"
     if first + between + last < kernel.blocks:
         blocks = f"{first:,}" + f", {between:,} more" * (between > 0) + f", the last {last:,}" * (last > 0)
-    return (f"blocks 1 to {blocks} of {kernel.blocks:,}, launch 1 of {kernel.launches:,}"
+    return (f"{'block' if blocks == '1' else 'blocks 1 to'} {blocks} of {kernel.blocks:,}, launch 1 of {kernel.launches:,}"
             + f"; {plural(later, 'block')} of launches 2 to {checked['launches']:,}" * (later > 0))
 
 
