@@ -338,9 +338,9 @@ inline void run_inspected_grid(const Launch& launch) {
         const watch::Run run = watch::next_block();
         if (run == watch::Run::STOP) break;
         if (run == watch::Run::SKIPPED) continue;
-        if (run == watch::Run::RECORDED) watch::begin_block(i);
+        watch::begin_block(order[i], run);
         run_block(launch, order[i]);
-        if (run == watch::Run::RECORDED) watch::end_block();
+        watch::end_block();
     }
 }
 #endif
@@ -377,6 +377,8 @@ template <class... Parameters> inline watch::Variant variant_of(const std::tuple
         using T = std::decay_t<decltype(parameter)>;
         if constexpr (std::is_pointer_v<T>) variant.pointers.push_back(parameter != nullptr);
         if constexpr (std::is_integral_v<T>) variant.integers.push_back(static_cast<int64_t>(parameter));
+        const auto* const bytes = reinterpret_cast<const unsigned char*>(&parameter);
+        for (size_t i = 0; i < sizeof(T); i++) variant.arguments = (variant.arguments ^ bytes[i]) * 0x100000001b3;
     };
     if (watch::on) std::apply([&](const auto&... each) { (add(each), ...); }, parameters);
     return variant;
@@ -608,7 +610,7 @@ inline void* allocate(size_t bytes) {
 }
 }  // namespace cuda_cpu
 
-template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) {
+template <class T> CUDA_CPU_INSTRUCTION cudaError_t cudaMalloc(T** address, size_t bytes) {
     using namespace cuda_cpu;
     *address = nullptr;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
@@ -621,13 +623,13 @@ template <class T> inline cudaError_t cudaMalloc(T** address, size_t bytes) {
         return report(cudaErrorMemoryAllocation);
     }
     heap().allocations[static_cast<const char*>(place)] = bytes;
-    watch::allocated(place, bytes);
+    watch::allocated(place, bytes, watch::call_site());
     *address = static_cast<T*>(place);
     return cudaSuccess;
 }
 constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2, cudaMemAttachSingle = 4;
 template <class T>
-inline cudaError_t cudaMallocManaged(T** address, size_t bytes, unsigned = cudaMemAttachGlobal) {
+CUDA_CPU_INSTRUCTION cudaError_t cudaMallocManaged(T** address, size_t bytes, unsigned = cudaMemAttachGlobal) {
     using namespace cuda_cpu;
     const DeviceWork work;  // so that cudaMalloc does not protect the memory
     const cudaError_t error = cudaMalloc(address, bytes);
@@ -663,11 +665,12 @@ inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 
 // Allocates rows of `width` bytes, each at an aligned address: their distance is *pitch.
-template <class T> inline cudaError_t cudaMallocPitch(T** address, size_t* pitch, size_t width, size_t height) {
+template <class T>
+CUDA_CPU_INSTRUCTION cudaError_t cudaMallocPitch(T** address, size_t* pitch, size_t width, size_t height) {
     *pitch = cuda_cpu::Heap::round_up(width, 512);
     return cudaMalloc(address, *pitch * height);
 }
-template <class T> inline cudaError_t cudaMallocAsync(T** address, size_t bytes, cudaStream_t) {
+template <class T> CUDA_CPU_INSTRUCTION cudaError_t cudaMallocAsync(T** address, size_t bytes, cudaStream_t) {
     return cudaMalloc(address, bytes);
 }
 inline cudaError_t cudaFreeAsync(void* address, cudaStream_t) { return cudaFree(address); }

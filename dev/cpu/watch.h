@@ -29,6 +29,7 @@ constexpr const char* no_range = "without a name";   // the name of launches out
 struct Variant {
     std::vector<int64_t> integers;
     std::vector<bool> pointers;
+    uint64_t arguments = 0;   // a hash of all arguments
 };
 
 struct LaunchShape {
@@ -77,7 +78,7 @@ constexpr size_t guard_bytes = 0;
 #ifdef CUDA_CPU_INSPECT
 bool begin_launch(const LaunchShape& shape);       // returns whether blocks of this launch are recorded
 Run next_block();                                  // called before each block, in the order of their numbers
-void begin_block(uint64_t number);
+void begin_block(uint64_t number, Run run);        // of a block that runs
 void end_block();
 void product(const Product& product);
 Figures take_figures();                            // traffic since the last call
@@ -95,7 +96,7 @@ CUDA_CPU_CALLBACK(void, resume_block(uint64_t number))
 CUDA_CPU_CALLBACK(void, grid_completed())
 CUDA_CPU_CALLBACK(bool, only_counts())                    // long operations are counted but not executed
 CUDA_CPU_CALLBACK(void, fatal_error(const char* text))    // the program is about to end
-CUDA_CPU_CALLBACK(void, allocated(const void* place, size_t bytes))
+CUDA_CPU_CALLBACK(void, allocated(const void* place, size_t bytes, const void* site))
 CUDA_CPU_CALLBACK(void, freed(const void* place))
 CUDA_CPU_CALLBACK(void, registered(const void* place, size_t bytes))   // by cudaHostRegister; 0 bytes: no longer
 // The device begins or ends to work (DeviceWork). frame: the host's variables on the stack are above it.

@@ -87,7 +87,7 @@ def column_level(column, kernel):
 
 def legend():
     samples = "".join(f"<span class='{level(limit)}'>up to {limit}</span>, " for limit in LEVELS)
-    last = f"<span class=r4>above {LEVELS[-1]}, or a race</span>"
+    last = f"<span class=r4>above {LEVELS[-1]}, or an error</span>"
     return f"<p class=soft>Colours of ratios to the minimum: {samples}{last}.</p>"
 
 
@@ -96,7 +96,8 @@ def glossary():
     with open(README, encoding="utf-8") as file:
         rows = re.search(r"\| term \|.*\n\|.*\n((?:\|.*\n)+)", file.read())[1].splitlines()
     terms = "".join("<dt>{}</dt><dd>{}</dd>".format(*escaped(row).strip("| ").split(" | ")) for row in rows)
-    terms = re.sub(r"`(.+?)`", r"<code>\1</code>", re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", terms))
+    for mark, tag in ((r"`(.+?)`", r"<code>\1</code>"), (r"\*\*(.+?)\*\*", r"<b>\1</b>"), (r"\[(.+?)\]\(.+?\)", r"\1")):
+        terms = re.sub(mark, tag, terms)
     return f"<details><summary>Terms</summary><dl>{terms}</dl></details>"
 
 
@@ -156,8 +157,9 @@ def section(results, number_, kernel, gallery):
     sources = "".join(f"<div class=source><div class=soft>{escaped(file)}</div>"
                       f"{''.join(source_line(row, gallery) for row in rows)}</div>"
                       for file, rows in source_lines(results, kernel))
-    return (f"<details class=kernel id=k{number_}><summary><b>{escaped(kernel.name)}</b> <span class=soft>"
-            f"{number(kernel.us)} µs × {kernel.launches:,}, {kernel.bound}</span>{found}</summary>{bad}"
+    time = f"{number(kernel.us)} µs × {kernel.launches:,}, {kernel.bound}" if kernel.is_complete else "not finished"
+    return (f"<details class=kernel id=k{number_}><summary><b>{escaped(kernel.label)}</b> <span class=soft>"
+            f"{time}</span>{found}</summary>{bad}"
             f"<div class=facts>{html_table(['', ''], facts(kernel))}</div>{sources}</details>")
 
 

@@ -12,7 +12,8 @@
 //
 // Environment: INSPECT_OUT (the output), INSPECT_MODE (sample: few blocks run; few: all run, few are recorded; whole,
 // default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
-// INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
+// INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_ACCESSES (of each kernel, to be counted; default 16,777,216),
+// INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
 // (addresses of barriers to skip), INSPECT_REGISTERS (output of sass.py), INSPECT_FROM (an NVTX range: its
 // first launch starts the recording, its second one ends the program).
 #define CUDA_CPU_INSPECT
@@ -57,33 +58,54 @@ struct Limits {
 };
 constexpr uint64_t MAX_ROW = 256;
 constexpr Limits IN_A_STEP{8, 1 << 18, 1 << 20, 8 << 20};
-constexpr Limits IN_A_PROGRAM{8, 1 << 24, 1 << 25, 1 << 26};
+static Limits in_a_program{8, 1 << 24, 1 << 25, 1 << 26};   // INSPECT_ACCESSES
+// In a whole program, further blocks of each launch are not counted but checked for races and uninitialised reads, with
+// half as many accesses: see is_checked(). The accesses of all other blocks are only compared with the allocations.
+constexpr uint64_t LEAST_CHECKED = 4;
 
 // ==== addresses ==========================================================================================
 
-enum class Space : uint8_t { OTHER, SHARED, GLOBAL, GUARD, HOST };   // GUARD: next to an allocation
+enum class Space : uint8_t { OTHER, SHARED, GLOBAL, HOST };
 struct Place {
     Space space;
     uint64_t at;   // offset in shared memory, or in global memory, where allocations follow one another
+    bool is_outside = false;   // next to an array, allocation or variable
 };
 
 // Translates host addresses to emulated GPU addresses. They are equal in every run, so the cache model is reproducible.
+extern "C" char inspect_guards __attribute__((weak));
 class Memory {
 public:
+    struct Range {
+        uintptr_t begin = 0;
+        size_t bytes = 0;
+        uint64_t at = 0;
+        const char* name = "";   // mangled, of a static array or a variable of the user
+        uint64_t guard = 0;      // unused bytes before and after it
+        uintptr_t site = 0;      // of an allocation: the call
+        bool has(uintptr_t p) const { return p - begin < bytes; }
+        uint64_t distance(uintptr_t p) const { return has(p) ? 0 : p < begin ? begin - p : p - begin - bytes + 1; }
+        Range guarded() const { return {begin - guard, bytes + 2 * guard}; }
+        bool overlaps(const Range& r) const { return begin < r.begin + r.bytes && r.begin < begin + bytes; }
+    };
+
     static constexpr uint64_t STATIC_ARRAYS = cuda_cpu::hopper.l1_and_shared;   // offset: after dynamic shared memory
 
-    void set_dynamic(const void* place, size_t bytes) { dynamic_ = {reinterpret_cast<uintptr_t>(place), bytes}; }
+    void set_dynamic(const void* place, size_t bytes) {
+        dynamic_ = {reinterpret_cast<uintptr_t>(place), bytes, 0, "", bytes};
+        all_dynamic_ = dynamic_;
+    }
+    void set_dynamic_bytes(size_t of_launch) { dynamic_.bytes = of_launch; }
     void add_array(const void* place, size_t bytes, const char* name) {
-        arrays_.push_back({reinterpret_cast<uintptr_t>(place), bytes, shared_bytes(), name});
+        arrays_.push_back({reinterpret_cast<uintptr_t>(place), bytes, shared_bytes(), name, VARIABLE_GUARD});
         static_bytes_ += (bytes + LINE - 1) / LINE * LINE;
     }
-    void add_allocation(const void* place, size_t bytes) {
+    void add_allocation(const void* place, size_t bytes, uintptr_t site) {
         constexpr uint64_t page = 1 << 21;   // a GPU's page size
         const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
-        allocations_[begin] = {begin, bytes, next_, "", guard_bytes};
+        allocations_[begin] = {begin, bytes, next_, "", guard_bytes, site};
         next_ += (bytes + 2 * guard_bytes + page - 1) / page * page;
-        last_ = {};
-        gaps_ = {};
+        recent_ = {};
     }
     // Variables have addresses of their own, so that those of allocations do not depend on them.
     void add_variable(const void* place, size_t bytes, const char* name, bool is_writable) {
@@ -95,54 +117,58 @@ public:
     }
     void remove_allocation(const void* place) {
         allocations_.erase(reinterpret_cast<uintptr_t>(place));
-        last_ = {};
-        gaps_ = {};
+        recent_ = {};
     }
-    void forget_gaps() { gaps_ = {}; }   // the host may have allocated memory there
+    void forget_gaps() { recent_ = {}; }   // the host may have allocated memory there
 
+    // Fast test: returns true only if find() would find no error, but not in every such case.
+    bool is_recent(uintptr_t p, size_t bytes) const {
+        const Range& recent = recent_[p / PAGE % recent_.size()];
+        return recent.has(p) && recent.has(p + bytes - 1);
+    }
     Place find(const void* address) {
         const uintptr_t p = reinterpret_cast<uintptr_t>(address);
-        if (dynamic_.has(p)) return {Space::SHARED, p - dynamic_.begin};
-        if (last_.has(p)) return {Space::GLOBAL, last_.at + (p - last_.begin)};
-        if (gaps_[p / PAGE % gaps_.size()].has(p) || internal_.has(p)) return {Space::OTHER, 0};
+        if (all_dynamic_.has(p)) {
+            last_ = &dynamic_;
+            return {Space::SHARED, p - dynamic_.begin, !dynamic_.has(p)};
+        }
+        if (const Range& recent = recent_[p / PAGE % recent_.size()]; recent.has(p)) {
+            if (recent.at == 0) return {Space::OTHER, 0};
+            last_ = &recent;
+            return {Space::GLOBAL, recent.at + (p - recent.begin)};
+        }
+        const Range* nearest = nullptr;
         for (const Range& array : arrays_)
-            if (array.has(p)) {
-                accessed[array.at] = array.bytes;
-                return {Space::SHARED, array.at + (p - array.begin)};
-            }
+            if (nearest == nullptr || array.distance(p) < nearest->distance(p)) nearest = &array;
+        if (nearest != nullptr && nearest->guarded().has(p)) {
+            last_ = nearest;
+            if (nearest->has(p)) accessed[nearest->at] = nearest->bytes;
+            return {Space::SHARED, nearest->at + (p - nearest->begin), !nearest->has(p)};
+        }
         const auto next = allocations_.upper_bound(p + guard_bytes);
         if (next != allocations_.begin()) {
             const Range& found = std::prev(next)->second;
-            const bool is_inside = found.has(p);
-            if (is_inside) last_ = found;
-            if (found.guarded().has(p)) return {is_inside ? Space::GLOBAL : Space::GUARD, found.at + p - found.begin};
+            last_ = &found;
+            if (found.has(p)) recent_[p / PAGE % recent_.size()] = found;
+            if (found.guarded().has(p)) return {Space::GLOBAL, found.at + p - found.begin, !found.has(p)};
         }
         if (data_.has(p)) return find_variable(p);
         if (HostMemory::of_program().overlaps(p, 1)) return {Space::HOST, 0};
         note_gap(p / PAGE * PAGE);
         return {Space::OTHER, 0};
     }
-    uint64_t end_of_allocation() const { return last_.at + last_.bytes; }   // of the one that find() found last
+    const Range& found() const { return *last_; }   // the range that find() has found last, or the one next to it
     std::map<uint64_t, uint64_t> accessed;   // offset and bytes of the static arrays that have been found
     uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
 
-    struct Range {
-        uintptr_t begin = 0;
-        size_t bytes = 0;
-        uint64_t at = 0;
-        const char* name = "";   // mangled, of a static array or a variable of the user
-        uint64_t guard = 0;      // unused bytes before and after it
-        bool has(uintptr_t p) const { return p - begin < bytes; }
-        Range guarded() const { return {begin - guard, bytes + 2 * guard}; }
-        bool overlaps(const Range& r) const { return begin < r.begin + r.bytes && r.begin < begin + bytes; }
-    };
-    // Returns the static array, allocation or variable that an address is in or next to.
+    // Returns the array, allocation or variable that an address is in.
     Range owner(Space space, uint64_t at) const {
         Range found;
         const auto look_at = [&](const Range& range) {
-            if (at + range.guard - range.at < range.bytes + 2 * range.guard) found = range;
+            if (at - range.at < range.bytes) found = range;
         };
         if (space == Space::SHARED) {
+            if (at < all_dynamic_.bytes) return dynamic_;
             for (const Range& array : arrays_) look_at(array);
         } else {
             for (const auto& [begin, allocation] : allocations_) look_at(allocation);
@@ -156,37 +182,40 @@ private:
     Place find_variable(uintptr_t p) {
         const auto after = variables_.upper_bound(p);
         const Range &before = std::prev(after)->second, &next = after->second;
-        const bool is_users = before.name[0] != '\0', is_past = before.guarded().has(p);
-        const uintptr_t offset = p - before.begin, missing = next.begin - p;
+        const bool is_users = before.name[0] != '\0';
         if (before.has(p)) {
-            (is_users ? last_ : internal_) = before;
-            return {is_users ? Space::GLOBAL : Space::OTHER, before.at + offset};
+            Range& recent = recent_[p / PAGE % recent_.size()] = before;
+            if (!is_users) recent.at = 0;
+            last_ = &recent;
+            return {is_users ? Space::GLOBAL : Space::OTHER, before.at + p - before.begin};
         }
-        if (!is_past && !next.guarded().has(p)) return {Space::OTHER, 0};
-        const bool is_nearer = is_past && (next.guard == 0 || offset - before.bytes < missing);
-        return {Space::GUARD, is_nearer ? before.at + offset : next.at - missing};
+        const bool is_past = before.guarded().has(p), is_before = next.guarded().has(p);
+        last_ = is_past && (!is_before || before.distance(p) <= next.distance(p)) ? &before : &next;
+        return {is_past || is_before ? Space::GLOBAL : Space::OTHER, last_->at + p - last_->begin, true};
     }
 
-    // Caches a page that contains no device memory. Most instrumented accesses are to a thread's stack or to the
-    // emulator's own data, and this makes their look-up fast.
+    // Caches a page that contains no device memory: many instrumented accesses are to a thread's stack or to the
+    // emulator's own data.
     void note_gap(uintptr_t begin) {
         const Range gap{begin, PAGE};
         for (const Range& array : arrays_)
-            if (array.overlaps(gap)) return;
+            if (array.guarded().overlaps(gap)) return;
         const auto after = allocations_.lower_bound(begin + PAGE + guard_bytes);
-        if (dynamic_.overlaps(gap) || data_.overlaps(gap) || HostMemory::of_program().overlaps(begin, PAGE)) return;
+        if (all_dynamic_.overlaps(gap) || data_.overlaps(gap) || HostMemory::of_program().overlaps(begin, PAGE)) return;
         if (after != allocations_.begin() && std::prev(after)->second.guarded().overlaps(gap)) return;
-        gaps_[begin / PAGE % gaps_.size()] = gap;
+        recent_[begin / PAGE % recent_.size()] = gap;
     }
 
     static constexpr uintptr_t PAGE = 1 << 12;
-    std::array<Range, 1024> gaps_{};
-    Range dynamic_, last_, internal_;   // internal_: the variable of the emulator that was found last
+    std::array<Range, 1024> recent_{};   // by page: found last in it; at == 0: not memory of the user
+    Range dynamic_, all_dynamic_;
+    const Range* last_ = nullptr;
     std::vector<Range> arrays_;
     uint64_t static_bytes_ = 0;
     std::map<uintptr_t, Range> allocations_;
     uint64_t next_ = 1 << 21;
-    static constexpr uint64_t VARIABLE_GUARD = 1 << 16;   // bytes before each variable: dev/inspect/Makefile
+    // Bytes before and after each variable, which dev/inspect/Makefile inserts; 0 without them.
+    const uint64_t VARIABLE_GUARD = reinterpret_cast<uintptr_t>(&inspect_guards);
     std::map<uintptr_t, Range> variables_;
     Range data_;   // from the first variable to the last one, which is not the user's
     uint64_t next_variable_ = uint64_t{1} << 40;
@@ -285,7 +314,12 @@ struct Kernel {
     std::string symbol, range;
     size_t number = 0;       // index in `kernels`; `sequence` refers to it
     uint64_t launches = 0, recorded_blocks = 0, accesses = 0;
-    bool recorded = false;   // one of its launches is or has been recorded
+    uint64_t recorded_launches = 0;         // of its launches: those with blocks that are recorded or checked
+    uint64_t missed_launches = 0;           // launches with other arguments than those
+    uint64_t between = 0, last = 0;         // blocks of the first launch that are only checked; last: at its end
+    uint64_t later_blocks = 0;              // blocks of later launches that are checked
+    uint64_t checked_accesses = 0;
+    std::set<uint64_t> arguments;           // hashes, of the recorded launches
     uint64_t wave = 1;       // blocks that run at the same time
     std::vector<uint64_t> numbers;         // of the recorded blocks
     std::map<uint64_t, uint64_t> arrays;   // offset and bytes of the static arrays that recorded blocks access
@@ -482,6 +516,8 @@ static std::chrono::steady_clock::time_point start;
 static bool recording;                 // a recorded block is running
 static bool is_busy;                   // the recorder is running
 static void (*yield)();                // lets other threads of the block run
+static bool watching;                  // another block is running: only its addresses are checked
+static bool in_block, is_recorded, counting;   // a block runs; it is recorded; its requests are also counted
 static bool records_launches = true;   // set by record_launches()
 static unsigned from_launches;         // launches in the range `from`
 static Memory memory;
@@ -494,7 +530,8 @@ static std::vector<std::pair<const char*, size_t>> sequence;
 // ---- the launch
 static Kernel* kernel;
 static uint64_t next_number;
-static bool records_launch;
+static bool records_launch, watches_launch;
+static uint64_t first_checked, blocks_to_check;   // see is_checked()
 static Shadow global_shadow, shared_shadow;
 static L1 l1;
 static L2 l2;
@@ -535,18 +572,15 @@ static std::map<unsigned, Clock> arriving, at_grid_barrier;   // by block, at th
 // Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
 // instrumented copies.
 struct Pause {
-    Pause() { recording = false, is_busy = true; }
-    ~Pause() { recording = true, is_busy = false; }
+    const bool was_recording = std::exchange(recording, false), was_watching = std::exchange(watching, false);
+    const bool was_busy = std::exchange(is_busy, true);
+    ~Pause() { recording = was_recording, watching = was_watching, is_busy = was_busy; }
 };
 
 // Returns what an address belongs to, whether a block is recorded or not.
 static Space space_of(const void* address) {
-    const bool was_recording = std::exchange(recording, false);
-    is_busy = true;
-    const Space space = memory.find(address).space;
-    is_busy = false;
-    recording = was_recording;
-    return space;
+    const Pause pause;
+    return memory.find(address).space;
 }
 
 static uintptr_t number_of(const void* p) { return reinterpret_cast<uintptr_t>(p); }
@@ -608,9 +642,8 @@ static bool happens_before(const Entry& entry, Space space, const NewAccess& lat
     return covers(*later.fenced);
 }
 
-static void add(Hazards& hazards, Space space, uint64_t at, const Side& later, const Side& earlier,
-                const std::string& why) {
-    const Memory::Range owner = memory.owner(space, at);
+static void add(Hazards& hazards, Space space, const Memory::Range& owner, uint64_t at, const Side& later,
+                const Side& earlier, const std::string& why) {
     const Hazard first{space, owner, static_cast<int64_t>(at - owner.at), later, earlier, 0};
     hazards.try_emplace({later.site, earlier.site, why, owner.at}, first).first->second.count++;
 }
@@ -627,7 +660,7 @@ static void report_race(Space space, uint64_t at, const Entry& entry, const NewA
         lane = static_cast<unsigned>(__builtin_ctz(rest));
         break;
     }
-    add(kernel->races, space, at, {later.site, access, later.thread, block},
+    add(kernel->races, space, memory.owner(space, at), at, {later.site, access, later.thread, block},
              {entry.site, other, entry.first_actor + lane, entry.block}, why);
 }
 
@@ -652,7 +685,8 @@ static void check_written(uint64_t granule, uint16_t mask, const NewAccess& late
     const unsigned missing = mask & ~written[granule];
     if (later.kind != Kind::WRITE && missing != 0) {
         const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
-        add(kernel->uninitialised, Space::SHARED, at, {later.site, Access::LOAD, later.thread, block}, {}, "");
+        add(kernel->uninitialised, Space::SHARED, memory.owner(Space::SHARED, at), at,
+            {later.site, Access::LOAD, later.thread, block}, {}, "");
     }
     if (!is_read(later.kind)) written[granule] |= mask;
 }
@@ -697,7 +731,7 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
 }
 
 static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later) {
-    kernel->accesses++;
+    (counting ? kernel->accesses : kernel->checked_accesses)++;
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t granule = (at + done) / GRANULE, first = (at + done) % GRANULE;
         const uint64_t count = std::min<uint64_t>(GRANULE - first, bytes - done);
@@ -715,7 +749,7 @@ static uint32_t find_site(uintptr_t pc, unsigned part, unsigned bytes, Space spa
         uint32_t site;
     };
     static std::array<Latest, 4096> latest_sites{};
-    Site wanted{pc, me().stack, part, bytes, space, access, by};
+    Site wanted{pc, is_recorded ? me().stack : 0, part, bytes, space, access, by};
     Latest& latest =
         latest_sites[(pc * 31 + wanted.stack * 7 + part * 3 + static_cast<unsigned>(space)) % latest_sites.size()];
     const bool is_known = latest.of == kernel && latest.site < kernel->sites.size();
@@ -735,7 +769,7 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
         t.registers.drop(place.space);
         t.segment++;
     }
-    t.events.push_back({place.at, number, t.segment});
+    if (counting) t.events.push_back({place.at, number, t.segment});
     if (by == By::ATOMIC && place.space == Space::GLOBAL) {
         auto& by_block = released[place.at];
         for (const auto& [other, clock] : by_block)
@@ -757,33 +791,50 @@ static void add_divergence(uint32_t site, unsigned thread, const Side& other, co
     const bool is_known = std::any_of(kernel->divergent.begin(), kernel->divergent.end(), [&](const auto& each) {
         return each.second.later.site == site && each.second.earlier.site == other.site;
     });   // of another thread
-    if (!is_known) add(kernel->divergent, Space::SHARED, 0, {site, Access::WAIT, thread, block}, other, why);
+    if (!is_known) add(kernel->divergent, Space::SHARED, {}, 0, {site, Access::WAIT, thread, block}, other, why);
 }
 
-// Reports an access outside of an allocation or of an array in shared memory.
-static void add_out_of_bounds(Place place, uint32_t site, Access access, const std::string& why) {
-    const Space space = place.space == Space::SHARED ? Space::SHARED : Space::GLOBAL;
-    add(kernel->out_of_bounds, space, place.at, {site, access, current, block}, {}, why);
+// Reports an access outside of an allocation, a variable or an array in shared memory.
+static void add_out_of_bounds(Place place, const Memory::Range& owner, uint32_t site, const std::string& why) {
+    const Side side{site, kernel->sites[site].access, current, block};
+    add(kernel->out_of_bounds, place.space, owner, place.at, side, {}, why);
 }
 
-static struct { uintptr_t pc; size_t bytes; Access access; By by; } unknown;   // the last access outside of all arrays
+// The last access that may have an invalid address; a thread after an index out of bounds.
+static struct { uintptr_t pc, address; size_t bytes; Access access; By by; } unknown;
+static unsigned wrong_thread = NONE;
+
+// Returns whether the access is in an array, an allocation or a variable, also with its last byte.
+static bool is_inside(Place& place, Access access, By by, const void* address, size_t bytes, uintptr_t pc) {
+    if (place.space == Space::OTHER) {
+        unknown = {pc, number_of(address), bytes, access, by};
+        if (access == Access::STORE && current == wrong_thread) end_program("after an index out of bounds");
+        return false;
+    }
+    if (place.space == Space::HOST) {
+        const uint32_t site = find_site(pc, 0, static_cast<unsigned>(bytes), Space::OTHER, access, by);
+        add_out_of_bounds({Space::OTHER, 0}, {}, site, "the host's memory, which a GPU cannot access");
+        return false;
+    }
+    if (access == Access::STORE) wrong_thread = NONE;
+    const Memory::Range& range = memory.found();
+    if (!place.is_outside && place.at + bytes <= range.at + range.bytes) return true;
+    if (!place.is_outside) place.at = range.at + range.bytes;   // a wide access that begins in the range
+    const auto width = static_cast<unsigned>(bytes);
+    add_out_of_bounds(place, range, find_site(pc, 0, width, place.space, access, by), "");
+    return false;
+}
 
 // Records an access, split into parts that are as wide as size and alignment allow, at most 16 bytes each.
 void access(Access access, By by, const void* address, size_t bytes, const void* pc) {
-    if (!recording) return;
-    const Pause pause;
-    Place place = memory.find(address);
-    if (place.space == Space::GLOBAL && place.at + bytes > memory.end_of_allocation())
-        place = {Space::GUARD, memory.end_of_allocation()};   // a wide access that begins in the allocation
-    if (place.space == Space::GUARD)
-        return add_out_of_bounds(place, find_site(number_of(pc), 0, bytes, Space::GLOBAL, access, by), access, "");
-    if (place.space == Space::HOST)
-        return add_out_of_bounds({Space::SHARED, 0}, find_site(number_of(pc), 0, bytes, Space::SHARED, access, by),
-                                 access, "the host's memory, which a GPU cannot access");
-    if (place.space == Space::OTHER) {
-        unknown = {number_of(pc), bytes, access, by};
+    if (!recording && !watching) return;
+    if (watching && wrong_thread == NONE && memory.is_recent(number_of(address), bytes)) {
+        unknown = {number_of(pc), number_of(address), bytes, access, by};
         return;
     }
+    const Pause pause;
+    Place place = memory.find(address);
+    if (!is_inside(place, access, by, address, bytes, number_of(pc)) || !is_recorded) return;
     uint64_t width = std::min<uint64_t>(16, bytes & -bytes);
     if (place.at % width != 0) width = place.at & -place.at;
     unsigned part = 0;
@@ -791,15 +842,14 @@ void access(Access access, By by, const void* address, size_t bytes, const void*
         part_accessed({place.space, place.at + done}, static_cast<unsigned>(width), part++, access, by, number_of(pc));
 }
 
-// Ends the program: an access outside of a __shared__ array would change the emulator's own data.
+// Reports an index outside of an array with a constant size. If the thread's next store is outside of device memory,
+// it would change the emulator's own data, and the program ends there.
 static void wrong_index(const char* type, int64_t index, const void* pc) {
-    const std::string why = "index " + std::to_string(index) + " of an array of type " + type;
-    if (!recording) end_program(why);
+    if (!recording && !watching) return;
     const Pause pause;
-    const uint32_t site = find_site(number_of(pc), 0, 0, Space::SHARED, Access::LOAD, By::THREAD);
-    add_out_of_bounds({Space::SHARED, 0}, site, Access::LOAD, why);
-    recording = true;
-    end_program("an index out of bounds");
+    const uint32_t site = find_site(number_of(pc), 0, 0, Space::OTHER, Access::LOAD, By::THREAD);
+    add_out_of_bounds({Space::OTHER, 0}, {}, site, "index " + std::to_string(index) + " of an array of type " + type);
+    wrong_thread = current;
 }
 
 // Ends the program at an address that is not a multiple of the accessed type's alignment, as a GPU does. On this
@@ -809,10 +859,10 @@ static void check_alignment(uintptr_t address, uint64_t alignment, const char* t
     if (space_of(reinterpret_cast<const void*>(address)) == Space::OTHER) return;
     const std::string why = "a misaligned address: " + std::string(type) + " needs a multiple of " +
                             std::to_string(alignment);
-    if (recording) {
+    if (recording || watching) {
         const Pause pause;
-        const uint32_t site = find_site(number_of(pc), 0, 0, Space::SHARED, access, By::THREAD);
-        add_out_of_bounds({Space::SHARED, 0}, site, access, why);
+        const uint32_t site = find_site(number_of(pc), 0, 0, Space::OTHER, access, By::THREAD);
+        add_out_of_bounds({Space::OTHER, 0}, {}, site, why);
     }
     end_program(why);
 }
@@ -828,22 +878,28 @@ static std::vector<uintptr_t> interrupted() {
     return stack;
 }
 
-// Called at a segmentation fault. Then the access is repeated and ends the program. Device memory is protected while
-// host code runs.
-static void invalid_address(int signal, siginfo_t* fault, void*) {
+// Called at a signal that ends the program: reports the access with the invalid address, if that is the reason. Device
+// memory is protected while host code runs.
+static void crashed(int signal, siginfo_t* info, void*) {
     std::signal(signal, SIG_DFL);
-    if (const auto [space, at] = memory.find(fault->si_addr); space == Space::GLOBAL && !recording) {
-        const Memory::Range owner = memory.owner(space, at);
+    const bool in_kernel = recording || watching;
+    const Place place = signal == SIGSEGV && !in_kernel ? memory.find(info->si_addr) : Place{};
+    if (place.space == Space::GLOBAL && !place.is_outside) {
+        const Memory::Range& owner = memory.found();
         ended_at = interrupted();
-        return write("host code accesses device memory, byte " + std::to_string(at - owner.at) + " of " +
+        return write("host code accesses device memory, byte " + std::to_string(place.at - owner.at) + " of " +
                      std::to_string(owner.bytes) + ": expected cudaMemcpy, or memory of cudaMallocManaged");
     }
-    if (recording) {
+    // The kernel does not know an address that is too large.
+    const bool is_it = number_of(info->si_addr) - unknown.address < unknown.bytes || info->si_code == SI_KERNEL;
+    if (in_kernel && signal == SIGSEGV && is_it) {
         const Pause pause;
-        const uint32_t site = find_site(unknown.pc, 0, unknown.bytes, Space::SHARED, unknown.access, unknown.by);
-        add_out_of_bounds({Space::SHARED, 0}, site, unknown.access, "an address far from any array");
+        const auto width = static_cast<unsigned>(unknown.bytes);
+        const uint32_t site = find_site(unknown.pc, 0, width, Space::OTHER, unknown.access, unknown.by);
+        add_out_of_bounds({Space::OTHER, 0}, {}, site, "an address far from any array");
     }
-    write("at a segmentation fault");
+    write(std::string("by signal ") + strsignal(signal));
+    raise(signal);
 }
 
 // ==== requests ===========================================================================================
@@ -935,6 +991,7 @@ static Level account(const Queued& queued) {
 
 // Counts accesses by TMA or wgmma: chunks of 16 bytes, assumed to be transferred in the best order.
 static void account_bulk(Site& site, const std::vector<uint64_t>& chunks) {
+    if (!counting) return;
     site.requests++;
     site.lanes++;
     site.bytes_used += chunks.size() * GRANULE;
@@ -1134,6 +1191,8 @@ static void open() {
     only = setting("INSPECT_KERNEL");
     from = setting("INSPECT_FROM");
     seconds = atof(setting("INSPECT_SECONDS").c_str());
+    if (const uint64_t n = strtoull(setting("INSPECT_ACCESSES").c_str(), nullptr, 10))
+        in_a_program = {8, n, 2 * n, 4 * n};
     std::istringstream names(setting("INSPECT_EXCEPT"));
     for (std::string name; names >> name;) except.insert(name);
     std::istringstream addresses(setting("INSPECT_REMOVE"));
@@ -1146,11 +1205,12 @@ static void open() {
     const stack_t alternative{stack.data(), 0, stack.size()};
     sigaltstack(&alternative, nullptr);
     struct sigaction action = {};
-    action.sa_sigaction = invalid_address;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigaction(SIGSEGV, &action, nullptr);
+    action.sa_sigaction = crashed;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(signal, &action, nullptr);
     if (seconds <= 0) return;
     action.sa_sigaction = end_in_block;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGALRM, &action, nullptr);
     alarm_in(seconds);
 }
@@ -1224,12 +1284,21 @@ bool begin_launch(const LaunchShape& shape) {
     sequence.push_back({"kernel", kernel->number});
     const bool is_wanted = except.count(range) == 0 && (range.find(only) != std::string::npos ||
                                                         kernel->symbol.find(only) != std::string::npos);
-    records_launch = records_launches && is_wanted && !kernel->recorded;
-    if (!records_launch) return false;
-    kernel->recorded = true;
+    watches_launch = records_launches && is_wanted;
+    memory.set_dynamic_bytes(shape.dynamic_shared);
+    const bool is_first = kernel->recorded_launches == 0, is_spent = kernel->checked_accesses >= in_a_program.accesses;
+    records_launch = watches_launch && (is_first || (is_whole && !is_spent));
+    if (!records_launch) {
+        kernel->missed_launches += watches_launch && is_whole && kernel->arguments.count(shape.variant.arguments) == 0;
+        return false;
+    }
+    kernel->recorded_launches++;
+    kernel->arguments.insert(shape.variant.arguments);
     global_shadow.clear();
     released.clear();
     at_grid_barrier.clear();
+    first_checked = blocks_to_check = 0;
+    if (!is_first) return true;
     atomics.clear();
     kernel->wave = std::min(kernel->blocks(), resident_blocks() * card_->multiprocessors);
     l2.reset(card_->l2_bytes, kernel->wave);
@@ -1238,18 +1307,13 @@ bool begin_launch(const LaunchShape& shape) {
     return true;
 }
 
-// Returns whether the launch's next block is recorded, only run, or skipped.
-Run next_block() {
-    end_if_late();
-    const uint64_t number = next_number++;
-    // The program may depend on the result of a kernel with a single block, so such a block always runs.
-    const Run otherwise = is_sample && kernel->blocks() > 1 ? Run::STOP : Run::UNRECORDED;
-    if (!records_launch) return otherwise;
+// Returns whether the requests of the first launch's next block are counted, or it is only run, or skipped.
+static Run count_block(uint64_t number, Run otherwise) {
     if (number == 0) return Run::RECORDED;
     const LaunchShape& shape = kernel->shape;
     const bool has_rows = shape.grid[1] * shape.grid[2] > 1 && (is_sample || shape.grid[0] <= MAX_ROW);
     const uint64_t row = has_rows ? shape.grid[0] : 1;
-    const Limits& limits = is_whole ? IN_A_PROGRAM : IN_A_STEP;
+    const Limits& limits = is_whole ? in_a_program : IN_A_STEP;
     const bool row_is_done = number % row == 0;
     const bool enough = number >= std::min(limits.blocks, 2 * row + 6) && row_is_done &&
                         kernel->accesses >= limits.accesses;
@@ -1261,9 +1325,46 @@ Run next_block() {
     return is_sample ? Run::SKIPPED : Run::UNRECORDED;
 }
 
-void begin_block(uint64_t number) {
+// Returns whether a block is checked that is not counted: the last ones of the launch, where grids often extend past
+// the data, and from the first one that is not counted on, in equal distances, single blocks or pairs of neighbours.
+static bool is_checked(uint64_t number) {
+    const uint64_t blocks = kernel->blocks();
+    if (blocks_to_check == 0) {
+        const uint64_t of_block = kernel->accesses / std::max<uint64_t>(1, kernel->recorded_blocks) + 1;
+        const uint64_t half = in_a_program.accesses / 2, spare = half - std::min(half, kernel->checked_accesses);
+        first_checked = number;
+        blocks_to_check = std::min(blocks - number, std::max(LEAST_CHECKED, spare / 2 / of_block));
+    }
+    const uint64_t last = blocks_to_check / 2, pair = blocks_to_check < 16 ? 1 : 2;
+    const uint64_t between = blocks - last - first_checked, runs = (blocks_to_check - last) / pair;
+    const bool is_last = number >= blocks - last;
+    if (!is_last && (number - first_checked) % (between / runs) >= pair) return false;
+    if (kernel->recorded_launches > 1) kernel->later_blocks++;
+    else (is_last ? kernel->last : kernel->between)++;
+    return true;
+}
+
+// Returns whether the launch's next block is recorded, only run, or skipped.
+Run next_block() {
+    end_if_late();
+    const uint64_t number = next_number++;
+    // The program may depend on the result of a kernel with a single block, so such a block always runs.
+    const Run otherwise = is_sample && kernel->blocks() > 1 ? Run::STOP : Run::UNRECORDED;
+    if (!records_launch) return otherwise;
+    const Run run = kernel->recorded_launches == 1 ? count_block(number, otherwise) : otherwise;
+    counting = run == Run::RECORDED;
+    return !counting && is_whole && is_checked(number) ? Run::RECORDED : run;
+}
+
+// Begins a block that runs, which is recorded or not.
+void begin_block(uint64_t number, Run run) {
     block = static_cast<unsigned>(number);
     current = 0;
+    wrong_thread = NONE;
+    in_block = true;
+    is_recorded = run == Run::RECORDED;
+    watching = watches_launch && !is_recorded;
+    if (!is_recorded) return;
     threads_in_block = kernel->threads();
     first_engine = warps() * LANES;
     threads.clear();
@@ -1279,8 +1380,8 @@ void begin_block(uint64_t number) {
     queues.resize(std::max<size_t>(queues.size(), warps()));
     rounds.assign(warps(), 0);
     exchanges.assign(warps(), 0);
-    l1.reset(l1_bytes_per_block());
-    l2.begin_block(number);
+    if (counting) l1.reset(l1_bytes_per_block());
+    if (counting) l2.begin_block(number);
     recording = true;
 }
 
@@ -1296,6 +1397,9 @@ static double hot_atomics() {
 
 static void complete_copies(size_t count, Tick tick);
 void end_block() {
+    in_block = watching = false;
+    const auto accessed = std::exchange(memory.accessed, {});
+    if (!std::exchange(is_recorded, false)) return;
     recording = false;
     for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);
     current = 0;
@@ -1309,10 +1413,13 @@ void end_block() {
         of_warp = std::max(of_warp, most);
     }
     kernel->totals.warp_special += of_warp;
+    if (!counting) {
+        kernel->totals = kernel->after_block.empty() ? Totals{} : kernel->after_block.back();
+        return;
+    }
     kernel->recorded_blocks++;
     kernel->numbers.push_back(block);
-    kernel->arrays.insert(memory.accessed.begin(), memory.accessed.end());
-    memory.accessed.clear();
+    kernel->arrays.insert(accessed.begin(), accessed.end());
     kernel->after_block.push_back(kernel->totals);
     kernel->hot_atomics = hot_atomics();
 }
@@ -1372,13 +1479,13 @@ void variable(const void* place, size_t bytes, const char* name, bool is_writabl
     memory.add_variable(place, bytes, name, is_writable);
 }
 void yields_by(void (*function)()) { yield = function; }
-void allocated(const void* place, size_t bytes) {
-    open();
-    memory.add_allocation(place, bytes);
-}
 void device_works(bool begins, const void* frame) {
     HostMemory::of_program().set_device_works(begins, frame);
     if (frame != nullptr) memory.forget_gaps();
+}
+void allocated(const void* place, size_t bytes, const void* site) {
+    open();
+    memory.add_allocation(place, bytes, number_of(site));
 }
 void freed(const void* place) { memory.remove_allocation(place); }
 void registered(const void* place, size_t bytes) { HostMemory::of_program().registered(place, bytes); }
@@ -1577,7 +1684,7 @@ void phase_completed(const void* barrier, unsigned parity) {
     const Moment ends{sync.arriving_passed, NONE, 0};
     for (const Waiter& waiter : sync.waiters)
         if (!ends.covers(waiter.thread / LANES * LANES, 1u << waiter.thread % LANES, waiter.step))
-            add(kernel->races, Space::SHARED, 0, {waiter.site, Access::LOAD, waiter.thread, block},
+            add(kernel->races, Space::SHARED, {}, 0, {waiter.site, Access::LOAD, waiter.thread, block},
                 {waiter.site, Access::STORE, current, block},
                 "the wait may begin after the next phase too: it then sees the old parity and blocks");
     sync.waiters.clear();
@@ -1604,25 +1711,27 @@ void waited(const void* barrier, unsigned parity, const void* site) {
 
 // cp.async reads and writes at an unspecified time between the instruction and the wait.
 void cp_async(const void* to, size_t bytes, const void* from, size_t filled, const void* site) {
-    if (!recording) return;
+    if (!recording && !watching) return;
     const Pause pause;
-    Thread& t = me();
     const auto width = static_cast<unsigned>(bytes);
     const uintptr_t pc = number_of(site);
-    const uint64_t target = memory.find(to).at;
+    Place target = memory.find(to), source{};
+    const bool is_stored = is_inside(target, Access::STORE, By::COPY_ASYNC, to, bytes, pc);
+    if (filled > 0) source = memory.find(from);
+    const bool is_loaded = filled > 0 && is_inside(source, Access::LOAD, By::COPY_ASYNC, from, filled, pc);
+    if (!is_stored || !is_recorded) return;
+    Thread& t = me();
     const Moment issued = moment_of(current);
     const uint32_t store = find_site(pc, 0, width, Space::SHARED, Access::STORE, By::COPY_ASYNC);
-    t.events.push_back({target, store, t.segment});
-    if (filled > 0) {
-        const Place source = memory.find(from);
+    if (counting) t.events.push_back({target.at, store, t.segment});
+    if (is_loaded) {
         const uint32_t load = find_site(pc, 0, width, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
-        if (source.space == Space::GUARD) add_out_of_bounds(source, load, Access::LOAD, "");
-        t.events.push_back({source.at, load, t.segment});
+        if (counting) t.events.push_back({source.at, load, t.segment});
         touch(Space::GLOBAL, source.at, static_cast<unsigned>(filled),
               {issued, current, t.own, Kind::READ, true, nullptr, load, current});
     }
     t.own++;
-    t.copies.push_back({issued, target, width, store, t.copy_groups});
+    t.copies.push_back({issued, target.at, width, store, t.copy_groups});
 }
 
 void cp_async_commit() {
@@ -1740,8 +1849,10 @@ void special_function() {
     if (recording) me().special++;
 }
 
-// Ends the block that runs when the program ends. Pending asynchronous accesses are recorded as never waited for.
+// Ends the block that runs when the program ends, which is not counted. Pending asynchronous accesses are recorded as
+// never waited for.
 static void end_unfinished_block() {
+    counting = false;
     recording = true;
     for (unsigned i = 0; i < wgmmas.size(); i++)
         if (!wgmmas[i].b.empty()) wgmma_completed(i);
@@ -1783,12 +1894,15 @@ static json to_json(const Kernel& kernel, const Hazards& hazards, size_t sides) 
             if (accesses.size() == sides || side->site == NONE) break;
             const Site& site = kernel.sites[side->site];
             accesses.push_back({{"stack", stacks.with_callers(site.pc, site.stack)}, {"block", side->block},
-                                {"access", name_of(side->access)}, {"by", BY_NAMES[static_cast<int>(site.by)]},
+                                {"access", site.bytes == 0 ? "index" : name_of(side->access)},
+                                {"by", BY_NAMES[static_cast<int>(site.by)]},
                                 {"thread", side->actor < kernel.threads() ? static_cast<int>(side->actor) : -1}});
         }
         all.push_back({{"memory", name_of(h.space)}, {"array", h.owner.name}, {"address", h.address},
-                       {"allocation", h.owner.begin}, {"count", h.count}, {"why", std::get<std::string>(key)},
+                       {"allocation", h.owner.begin}, {"bytes", h.owner.bytes}, {"allocated", json::array()},
+                       {"count", h.count}, {"why", std::get<std::string>(key)},
                        {"accesses", accesses}});
+        if (h.owner.site != 0) all.back()["allocated"].push_back(h.owner.site);
     }
     return all;
 }
@@ -1799,6 +1913,11 @@ static json to_json(const Kernel& kernel) {
         if (site.requests > 0) sites.push_back(to_json(site));
     for (const auto& [name, pc, stack] : kernel.syncs)
         barriers.push_back({{"name", name}, {"stack", stacks.with_callers(pc, stack)}});
+    uint64_t first = 0;
+    while (first < kernel.numbers.size() && kernel.numbers[first] == first) first++;
+    const json checked = {{"first", first}, {"between", kernel.between + kernel.numbers.size() - first},
+                          {"last", kernel.last}, {"launches", kernel.recorded_launches},
+                          {"later", kernel.later_blocks}, {"missed_launches", kernel.missed_launches}};
     json launch = {{"hot_atomics", kernel.hot_atomics}}, longest = {{"hot_atomics", 0}};
     for (const auto& [name, count, unit] : FIGURES) {
         launch[name] = of_launch(kernel, count) * unit;
@@ -1810,6 +1929,7 @@ static json to_json(const Kernel& kernel) {
             {"block", kernel.shape.block}, {"integers", kernel.shape.variant.integers},
             {"dynamic_shared", kernel.shape.dynamic_shared}, {"static_shared", kernel.static_shared()},
             {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks}, {"blocks", kernel.blocks()},
+            {"checked", checked},
             {"threads", kernel.threads()}, {"tensor_flops", kernel.totals.flops},
             {"launch", launch}, {"sites", sites}, {"races", to_json(kernel, kernel.races, 2)},
             {"uninitialised", to_json(kernel, kernel.uninitialised, 1)},
@@ -1820,6 +1940,8 @@ static json to_json(const Kernel& kernel) {
 static void write(const std::string& ended) {
     if (is_written || !is_open || getenv("INSPECT_OUT") == nullptr) return;
     is_written = true;
+    // A kernel whose first launch is not finished has no estimate.
+    if (in_block && kernel->launches == 1) kernel->recorded_blocks = 0;
     if (std::exchange(recording, false)) end_unfinished_block();
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"ended_at", ended_at},

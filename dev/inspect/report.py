@@ -30,7 +30,7 @@ def sites_as_json(kernel, space):
 def kernel_as_json(kernel):
     return {"name": kernel.name, "range": kernel.range, "launches": kernel.launches, "grid": kernel.grid,
             "block": kernel.block, "integers": kernel.raw["integers"],
-            "recorded_blocks": kernel.raw["recorded_blocks"],
+            "recorded_blocks": kernel.raw["recorded_blocks"], "checked": kernel.raw["checked"],
             "global": sites_as_json(kernel, "global"), "shared": sites_as_json(kernel, "shared"),
             **{key: [hazard for hazard in kernel.hazards if hazard["kind"] == kind] for key, kind in HAZARDS.items()},
             "estimate_us": kernel.us, "bound_by": kernel.bound, "memory_bytes": kernel.moved_bytes,
@@ -80,6 +80,9 @@ def findings(results):
     largest = {}            # allowance -> largest ratio of the kernels that it applies to
     yield from hazard_summaries(results)
     for kernel in results.kernels:
+        if missed := kernel.raw["checked"]["missed_launches"]:
+            yield (f"{kernel.label}: {missed:,} of {kernel.launches:,} launches have other arguments than those that "
+                   "were checked for races")
         for what, default in DEFAULTS.items():
             ratio, allowed = kernel.ratios[what], default
             if ratio is None:

@@ -113,12 +113,13 @@ class Kernel:
         self.main_loop = main_loop(self.code["loops"]) if "loops" in self.code else None
         moved = raw["launch"]
         self.moved_bytes = moved["dram_load"] + moved["dram_store"]
+        self.is_complete = raw["recorded_blocks"] > 0       # else the program ended in its first block
         launch = SimpleNamespace(name=self.name, demangled=self.demangled, grid=self.grid, block=self.block,
                                  threads=self.threads, integers=raw["integers"], tensor_flops=moved["tensor_flops"])
         self.inputs = (card, self.with_machine_code(symbols), self.blocks, self.resident, expectations.softmax(launch))
-        self.bounds = launch_bounds(*self.inputs)
-        self.bound = max(self.bounds, key=self.bounds.get)
-        self.us = 1e6 * combined(self.bounds)
+        self.bounds = launch_bounds(*self.inputs) if self.is_complete else {}
+        self.bound = max(self.bounds, key=self.bounds.get, default=None)
+        self.us = 1e6 * combined(self.bounds) if self.is_complete else None
         self.cost = expectations.cost(launch)
         done = self.moved_bytes if self.cost and self.cost[0] == "bytes" else launch.tensor_flops
         self.ratios = {**self.sums.ratios, "cost": ratio(done, self.cost[1]) if self.cost else None}
@@ -150,7 +151,7 @@ class Kernel:
         """Returns the totals of a launch, with what the machine code adds if it is known: instructions, and waits for
         global memory in place of the recorder's assumption."""
         launch, recorded, loops = self.raw["launch"], self.raw["recorded_blocks"], self.code.get("loops")
-        if not loops:
+        if not loops or not recorded:
             return launch
         warps = recorded * -(-self.threads // WARP)
         sites = [(symbols.lines_within(site["stack"], self.demangled), (site["space"], site["access"]),
@@ -176,7 +177,7 @@ class Kernel:
 
     def find_hazards(self, symbols, key):
         """Returns a recording's races (two accesses, the later one first) or other hazards, with source lines instead
-        of stacks. Hazards of an array between the same lines are merged."""
+        of stacks. Hazards of an array between the same lines are merged, and an index with the access that it is of."""
         found = {}
         for raw in self.raw.get(key, []):
             if key == "divergent" and len({tuple(symbols.lines_within(access["stack"], self.demangled))
@@ -189,10 +190,32 @@ class Kernel:
                                  **{key: access[key] for key in ("access", "by", "thread", "block")}})
             array = self.names.get(raw["array"], "").split("::")[-1]        # kernel<64>(float*)::tile
             lines = sorted((access["file"], access["line"], access["access"]) for access in accesses)
+            place = raw["allocated"] and symbols.place(raw["allocated"])
+            allocated = (place.file, place.line) if place and place.line else None
             same = found.setdefault((raw["memory"], raw["array"], raw["allocation"], raw["why"], *lines),
-                                    {**raw, "kind": HAZARDS[key], "array": array, "accesses": accesses, "count": 0})
+                                    {**raw, "kind": HAZARDS[key], "array": array, "accesses": accesses, "count": 0,
+                                     "allocated": allocated})
             same["count"] += raw["count"]
+        outside = {(hazard["accesses"][0]["file"], hazard["accesses"][0]["line"]): hazard
+                   for hazard in found.values() if not hazard["why"]}
+        for names, hazard in [*found.items()]:
+            access = hazard["accesses"][0]
+            if access["access"] == "index" and (same := outside.get((access["file"], access["line"]))):
+                same["why"] = found.pop(names)["why"]
         return list(found.values())
+
+
+def add_labels(kernels):
+    """Sets each kernel's label: its name and, if others have the same name, grid and block, what it differs in."""
+    for kernel in kernels:
+        alike = [other.raw for other in kernels if (other.name, other.grid, other.block) ==
+                 (kernel.name, kernel.grid, kernel.block)]
+        kernel.label = kernel.name
+        for key, word in (("integers", f"({', '.join(map(str, kernel.raw['integers']))})"), ("range", kernel.range),
+                          ("dynamic_shared", f"{kernel.raw['dynamic_shared']} bytes")):
+            same = [raw for raw in alike if raw[key] == kernel.raw[key]]
+            kernel.label += f" {word}" * (len(same) < len(alike))
+            alike = same
 
 
 class Results:
@@ -205,19 +228,23 @@ class Results:
         hazards = [hazard for kernel in raw["kernels"] for kind in HAZARDS for hazard in kernel.get(kind, [])]
         stacks = [each["stack"] for kernel in raw["kernels"] for each in kernel["sites"] + kernel["barriers"]]
         stacks += [raw.get("ended_at", []), *(access["stack"] for hazard in hazards for access in hazard["accesses"])]
+        stacks += [hazard["allocated"] for hazard in hazards]
         names = demangled([*(kernel["symbol"] for kernel in raw["kernels"]), *(hazard["array"] for hazard in hazards),
                            *self.sass])
         self.symbols, self.sources = Symbols(raw["program"], stacks, root), Sources(root)
         # where host code ended the program; None: elsewhere
         self.ended_at = next((frame for pc in raw.get("ended_at", []) for frame in self.symbols.frames[pc]), None)
-        # Kernels without recorded blocks have no figures.
+        # Kernels without recorded blocks have no figures, except for hazards in the block in which the program ended.
         kernels = {number: Kernel(kernel, self.card, self.symbols, names, self.expectations, self.sass)
-                   for number, kernel in enumerate(raw["kernels"]) if kernel["recorded_blocks"]}
+                   for number, kernel in enumerate(raw["kernels"])
+                   if kernel["recorded_blocks"] or any(kernel.get(kind) for kind in HAZARDS)}
         self.launched = sorted({bare_name(names[kernel["symbol"]]) for kernel in raw["kernels"]})
-        seconds = [kernels[number].us / 1e6 if number in kernels else 0 for number in range(len(raw["kernels"]))]
+        seconds = [(kernels[number].us or 0) / 1e6 if number in kernels else 0
+                   for number in range(len(raw["kernels"]))]
         sequence = [[kind, number] for kind, number in raw["sequence"] if kind == "matmul" or number in kernels]
         self.step = step_seconds(self.card, {**raw, "sequence": sequence}, seconds)     # {part: seconds}
-        self.kernels = sorted(kernels.values(), key=lambda kernel: -kernel.launches * kernel.us)
+        self.kernels = sorted(kernels.values(), key=lambda kernel: -kernel.launches * (kernel.us or 0))
+        add_labels(self.kernels)
 
     def quoted(self, file, line):
         return self.sources.text(file, line).strip()

@@ -294,11 +294,39 @@ def test_races():
         expect_equal((wrong["races"], right["uninitialised"]), ([], []), "... without races; none in the right version")
     expect_equal([len(case.kernel(f"reductions<{right}>")["races"]) for right in ("false", "true")], [1, 0],
                  "cub: __syncthreads is needed before its storage is used again")
+    test_late_faults(case)
     natural = {kernel["name"]: pairs(kernel) for kernel in case.figures["kernels"]}
     for seed in "12":
         found = {kernel["name"]: pairs(kernel) for kernel in case.recorded_with("CUDA_CPU_SEED", seed)}
         differ = {name: (found.get(name), natural[name]) for name in natural if found.get(name) != natural[name]}
         expect(not differ, f"the same races are found with the thread order of seed {seed}", str(differ))
+
+
+def test_late_faults(case):
+    """Launch 2 of kernel `late` stores past the end in block 137, launch 3 has a race in the last of its 256 blocks."""
+    few = next(kernel for kernel in case.recorded_with("INSPECT_ACCESSES", "8192") if kernel["name"] == "late")
+    for kernel, text in ((case.kernel("late"), "all blocks are counted"), (few, "few blocks are counted")):
+        expect_equal((pairs(kernel), {race["accesses"][0]["block"] for race in kernel["races"]}),
+                     (pairs_of(case, "late", "shared", *WRITES_READS), {255}),
+                     f"a race in the last block of the third launch is found: {text}")
+        expect_equal([(each["address"], each["accesses"][0]["block"]) for each in kernel["out_of_bounds"]],
+                     [(1 << 16, 137)], f"an access out of bounds in a block of the second launch is found: {text}")
+    checked = few["checked"]
+    first, between, last = (checked[key] for key in ("first", "between", "last"))
+    expect(8 <= first == few["recorded_blocks"] < 64 and 4 <= between < 64 and 2 <= last < 64,
+           "checked: the first blocks of a launch, some in between and the last ones", str(checked))
+    expect(3 <= checked["launches"] < 23 == checked["launches"] + checked["missed_launches"],
+           "... and some of each launch, until a limit is reached", str(checked))
+    path = f"{case.program}.inspect_accesses-8192.json"
+    run = run_command(sys.executable, "dev/inspect/report.py", path, "--check")
+    for text in (f"  blocks 1 to {first}, {between} more, the last {last} of 256, launch 1 of 23; {checked['later']} "
+                 f"blocks of launches 2 to {checked['launches']}\n",
+                 f"late: {checked['missed_launches']} of 23 launches have other arguments than those that were "
+                 "checked"):
+        expect(text in run.stdout, f"the report says what was checked, --check what was not: {text}", run.stdout)
+    out = case.report("--check").stdout
+    expect("late: 20" not in out and re.search(r"^late +23 +256 +64 .* 1 +1 +1 +all$", out, re.M),
+           "... nothing if all blocks were checked", out)
 
 
 # ---- variables
@@ -332,10 +360,30 @@ def test_variables():
     expect_equal(outside, [(name, at, case.line("past_the_end", comment)) for name, at, comment in (
         ("table", 8192, "one too far"), ("hidden", 128, "stores"), ("managed", -4, "one too early"),
         ("of_template<int>", 128, "of a template"))], "accesses next to a variable are out of bounds, and name it")
+    test_out_of_bounds(case)
     out = case.report().stdout
-    expect("past_the_end: access out of bounds: byte 8192 of table: thread 31 of block 0 loads at" in out and
+    expect("past_the_end: access out of bounds: index 2048 of an array of type 'float [2048]', byte 8192 of the 8,192 "
+           "bytes of table: thread 31 of block 0 loads at" in out and
            out.count("updates<false>: ") == 2 and "updates: the same in 1 more row of the table\n" in out,
            "the same races in two launches of a kernel are reported once", out)
+
+
+def test_out_of_bounds(case):
+    outside = [(each["why"], each["array"], each["address"], each["bytes"], each["accesses"][0]["line"])
+               for each in case.kernel("past_arrays")["out_of_bounds"]]
+    expect_equal(sorted(outside), sorted((why, array, at, size, case.line("past_arrays", comment))
+                                         for why, array, at, size, comment in (
+        ("index 64 of an array of type 'float [64]'", "tile", 256, 256, "by index"),
+        ("", "tile", 256, 256, "by address"),
+        ("", "", 128, 128, "dynamic"), ("index 32 of an array of type 'float [32]'", "", 0, 0, "local"))),
+                 "accesses outside of shared and local arrays are found, and name the array or its type")
+    run, figures = case.run_again("--", "far")
+    far = figures["kernels"][-1]
+    expect_equal((run.returncode, figures["ended"], far["name"], far["estimate_us"],
+                  [(each["why"], each["accesses"][0]["line"]) for each in far["out_of_bounds"]]),
+                 (1, "by signal Segmentation fault", "far_away", None,
+                  [("an address far from any array", case.line("far_away", "far away"))]),
+                 "a store that crashes the program is named, without an estimate of the unfinished block")
 
 
 # ---- PTX instructions
@@ -438,7 +486,7 @@ def test_in_flight():
         expect_equal((loop["in_flight"], loop["round_trips"]), expected,
                      f"{name}: bytes in flight of a warp, round trips of an iteration")
     for words, found in (
-            ([], "0 of 32 KB"),
+            ([], "<1 of 32 KB"),
             (["--kernel", "copy<8>"], "a warp loads 4,096 bytes in 1 round trip, at most 4,096 in flight")):
         out = case.report(*words, "--sass", case.program + ".sass").stdout
         expect(found in out, f"report.py {' '.join(words)} shows {found}", out)
@@ -468,6 +516,7 @@ def test_command():
         expect(run.returncode == 2 and error in run.stderr, f"{' '.join(words)} is rejected: {error}, exit code 2",
                f"exit code {run.returncode}: {run.stderr}")
     run, figures = case.run_again("--kernel", "two_ways")
+    expect("program (its times are the emulator's, not a GPU's):\n" in run.stdout, "the program's output is marked")
     expect_equal((run.returncode, [kernel["name"] for kernel in figures["kernels"]]), (0, ["two_ways"]),
                  "--kernel two_ways reports that kernel only")
     run, figures = case.run_again("--seconds", "1", "--", "for_long")
@@ -475,12 +524,12 @@ def test_command():
            "--seconds 1 ends a program of 30 s and reports on it", f"exit code {run.returncode}: {run.stderr}")
     costs = written("barriers_costs.py",
                     "UNNECESSARY_BARRIERS = {'if (threadIdx.x < 32) __syncwarp();': 'to be counted'}\n")
-    for words, wrong in (([], 3), (["--costs", costs], 2)):
+    for words, code, wrong in (([], 0, ""), (["--costs", costs], 1, "; 2 not as expected")):
         run, _ = case.run_again("--kernel", "bar", "--barriers", *words)
-        expect(run.returncode == 1 and run.stdout.endswith(
-             f"3 barriers: 0 needed, 3 without a fault; {wrong} not as expected\n"),
-             f"--barriers {' '.join(words[:1])}: kernel barriers needs none of its 3, {wrong} not as expected",
-             run.stdout + run.stderr)
+        expect(run.returncode == code and run.stdout.endswith(f"3 barriers: 0 needed, 3 without a fault{wrong}\n") and
+               run.stdout.count("  barriers  NO FAULT") >= 2,
+               f"--barriers {' '.join(words[:1])}: kernel barriers needs none of its 3{wrong}: exit code {code}",
+               run.stdout + run.stderr)
     run, _ = case.run_again("--kernel", "shared_bytes", "--barriers")
     lines = read(case.file).splitlines()
     begin = next(i for i, line in enumerate(lines) if "shared_bytes(" in line)
@@ -495,8 +544,11 @@ def test_report():
     case = CASES["counts"]
     out = case.report().stdout
     row = next(line for line in out.splitlines() if line.startswith("row_twice<131072u>"))
-    expect(row.split()[1:4] == ["1", "1", "256"] and row.split()[-6:-3] == ["-", "-", "32.0"] and row.endswith(" 0"),
-           "a row of the table has launches, blocks, threads, no wavefronts, no traffic, lanes, races", row)
+    expect(row.split()[1:4] == ["1", "1", "256"] and row.split()[-6:] == ["-", "32.0", "0", "0", "0", "all"],
+           "a row of the table has launches, blocks, threads, no wavefronts, lanes, races, what was checked", row)
+    rows = [tuple(re.split(" {2,}", line)[:4]) for line in out.split("sectors, wavefr.:")[0].splitlines()]
+    expect(len(rows) == len(set(rows)) and "strided<float> (1, 31, 4294967295)  " in out and re.search(
+        r"^two_dimensions +1 +1 +8x8 ", out, re.M), "launches that differ have different rows", out)
     expect("estimated on NVIDIA H100" in out and "tokens/s" not in out,
            "the sum of the estimates is printed, without tokens/s if the number of tokens is unknown")
     out = case.report("--card", "a100", "--kernel", "by_function").stdout
@@ -516,7 +568,8 @@ def test_report():
            "12 races around missing barriers are one sentence, and one about the lines of the others", "\n".join(found))
     expect_equal(races.page.count("reduces: race in shared memory"), 12, "the page has all races")
     out = races.report().stdout
-    expect("unwritten<false>: uninitialised read of byte 252 of tile: thread 0 of block 0 loads" in out,
+    expect("unwritten<false>: uninitialised read of byte 252 of tile: thread 0 of block 0 loads" in out and
+           "one_word<false>: race in global memory, byte 0 of the 65,536 bytes allocated at line " in out,
            "a message on an uninitialised read names the address, thread and line")
     symbol = next(symbol for symbol in case.raw if "two_ways" in symbol)
     for name, text in ((symbol, "by its symbol"), (symbol.replace("Pf", "Pv"), "by its name, with other types")):

@@ -1,4 +1,6 @@
 """The report in a terminal: one row per kernel; with --kernel, one kernel line by line."""
+import os
+import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Callable
@@ -33,18 +35,39 @@ class Column:
 def in_flight_words(kernel):
     if not kernel.main_loop or kernel.main_loop["tma"]:
         return kernel.main_loop and "TMA"
-    return f"{kernel.in_flight / 1024:.0f} of {kernel.needed_in_flight / 1024:.0f} KB"
+    found = kernel.in_flight / 1024
+    return f"{'<1' if 0 < found < 0.5 else f'{found:.0f}'} of {kernel.needed_in_flight / 1024:.0f} KB"
 
 
-def races(kernel):
-    return sum(hazard["kind"] == "race" for hazard in kernel.hazards)
+def count_of(kind):
+    return lambda kernel: sum(hazard["kind"] == kind for hazard in kernel.hazards)
+
+
+def checked_words(kernel):
+    """Returns which blocks were checked for races and uninitialised reads."""
+    checked, blocks = kernel.raw["checked"], f"{kernel.blocks:,}"
+    first, between, last, later = (checked[key] for key in ("first", "between", "last", "later"))
+    if first + between + last + later >= kernel.launches * kernel.blocks:
+        return "all"
+    if first + between + last < kernel.blocks:
+        blocks = f"{first:,}" + f", {between:,} more" * (between > 0) + f", the last {last:,}" * (last > 0)
+    return (f"{'block' if blocks == '1' else 'blocks 1 to'} {blocks} of {kernel.blocks:,}, launch 1 of {kernel.launches:,}"
+            + f"; {plural(later, 'block')} of launches 2 to {checked['launches']:,}" * (later > 0))
+
+
+def shape_words(sizes):
+    """Returns the sizes of a grid or block without trailing dimensions of 1: 256, 16x16."""
+    used = max((i + 1 for i, size in enumerate(sizes) if size > 1), default=1)
+    return "x".join(f"{size:,}" for size in sizes[:used])
 
 
 COLUMNS = [
-    Column("kernel", "name of the kernel function", lambda k: k.name, str),
+    Column("kernel", "name of the kernel function; of launches with the same grid also what differs", lambda k: k.label,
+           str),
     Column("launches", "launches of the kernel with this grid", lambda k: k.launches),
-    Column("blocks", "blocks per launch; figures are extrapolated from the recorded blocks", lambda k: k.blocks),
-    Column("threads", "threads per block", lambda k: k.threads),
+    Column("blocks", "blocks per launch; figures are extrapolated from the recorded blocks", lambda k: k.grid,
+           shape_words),
+    Column("threads", "threads per block", lambda k: k.block, shape_words),
     Column(f"est. µs, {ERROR}", "estimated time of one launch, from the GPU's data sheet, with the range that 8 in 10 "
            "measurements were in", lambda k: k.us, number),
     Column("bound by", "the resource that takes longest in the estimate", lambda k: k.bound, str),
@@ -59,11 +82,16 @@ COLUMNS = [
            lambda k: k.registers and f"{k.registers}{'!' if k.spills else ''}", str),
     Column("in flight", "loads in flight per multiprocessor, and how many the memory bandwidth needs; TMA: unknown",
            in_flight_words, str),
-    Column("races", "pairs of source lines that race, of each array", races, best=0),
+    Column("races", "pairs of source lines that race, of each array", count_of("race"), best=0),
+    Column("uninit.", "source lines that read uninitialised shared memory", count_of("uninitialised read"), best=0),
+    Column("bounds", "source lines with an access out of bounds", count_of("access out of bounds"), best=0),
+    Column("checked", "blocks that were checked for races and uninitialised reads; accesses out of bounds are found in "
+           "every block", checked_words, str),
 ]
 LEGEND = """sectors, wavefr.: divided by the minimum; traffic: bytes (attention: FLOPs) divided by those of the cost
 line; lanes: active lanes, of 32; in flight: loads, of those that the bandwidth needs; est.: from data sheets;
-8 in 10 measurements that no constant was fitted to were in the range that est. states (validation.md)"""
+8 in 10 measurements that no constant was fitted to were in the range that est. states (validation.md); checked: blocks,
+for races and uninitialised reads; bounds: accesses out of bounds, in all blocks"""
 
 
 def missing(results):
@@ -86,10 +114,17 @@ def totals(results):
     return lines
 
 
+def red(kernel, line):
+    """Marks the row of a kernel with hazards, on a terminal that has colours."""
+    return f"\033[31m{line}\033[0m" if kernel.hazards and sys.stdout.isatty() and "NO_COLOR" not in os.environ else line
+
+
 def overview(results):
-    rows = [[column.text(kernel) for column in COLUMNS] for kernel in results.kernels]
+    columns = [column for column in COLUMNS if any(column.value(kernel) is not None for kernel in results.kernels)]
+    head, *rows = text_table([column.name for column in columns],
+                             [[column.text(kernel) for column in columns] for kernel in results.kernels])
     sentences = hazard_summaries(results)
-    return [*text_table([column.name for column in COLUMNS], rows), LEGEND, *filter(None, [missing(results)]), "",
+    return [head, *map(red, results.kernels, rows), LEGEND, *filter(None, [missing(results)]), "",
             *totals(results), *([""] if sentences else []), *sentences]
 
 
@@ -105,19 +140,34 @@ def access_words(results, access):
     if access["thread"] >= 0:
         actor = f"thread {access['thread']}" + ("" if access["by"] == "thread" else f" ({actor})")
     text = results.quoted(access["file"], access["line"])
-    return (f"{actor} of block {access['block']} {access['access']}s at {access['file']}:{access['line']}"
+    verb = "" if access["access"] == "index" else f" {access['access']}s"
+    return (f"{actor} of block {access['block']}{verb} at {access['file']}:{access['line']}"
             + (f"  `{text}`" if text else ""))
 
 
+def owner_words(hazard):
+    """Returns the name of an array or variable, or the size of an allocation and the line that allocates it."""
+    size = plural(hazard["bytes"], "byte")
+    if hazard["array"]:
+        return f"the {size} of {hazard['array']}" if hazard["kind"] == "access out of bounds" else hazard["array"]
+    if hazard["allocated"]:
+        file, line = hazard["allocated"]
+        at = f"line {line}" if file == hazard["accesses"][0]["file"] else f"{file}:{line}"
+        return f"the {size} allocated at {at}"
+    return f"the {size} of dynamic shared memory" if hazard["memory"] == "shared" else f"{hazard['memory']} memory"
+
+
 def hazard_sentence(results, kernel, hazard):
-    memory, sides = f"{hazard['memory']} memory", [access_words(results, access) for access in hazard["accesses"]]
-    byte, count = f"byte {hazard['address']} of {hazard['array'] or memory}", plural(hazard["count"], "time")
+    sides, count = [access_words(results, access) for access in hazard["accesses"]], plural(hazard["count"], "time")
+    byte = f"byte {hazard['address']} of {owner_words(hazard)}"
     if hazard["kind"] == "divergent barrier":
         return f"{kernel.name}: divergent barrier: {', '.join(sides)}: {hazard['why']} ({count})"
     if len(sides) == 1:
         what = hazard["kind"] + (" of" if hazard["kind"] == "uninitialised read" else ":")
-        return f"{kernel.name}: {what} {hazard['why'] or byte}: {sides[0]} ({count})"
-    return f"{kernel.name}: race in {memory}, {byte}: {sides[0]}, {sides[1]}; {hazard['why']} ({count})"
+        why = ", ".join(filter(None, [hazard["why"], byte if hazard["bytes"] else ""]))
+        return f"{kernel.name}: {what} {why}: {sides[0]} ({count})"
+    what = f"race in {hazard['memory']} memory, {byte}"
+    return f"{kernel.name}: {what}: {sides[0]}, {sides[1]}; {hazard['why']} ({count})"
 
 
 def other_hazards(kernel, first, others):
@@ -128,7 +178,7 @@ def other_hazards(kernel, first, others):
     places = list(dict.fromkeys(" and ".join(dict.fromkeys(pair)) for pair in words))
     more = f", and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
     return (f"{kernel.name}: {plural(len(others), 'more ' + first['kind'])} of "
-            f"{first['array'] or first['memory'] + ' memory'}: "
+            f"{owner_words(first)}: "
             f"{'line' if places[0].isdigit() and len(places) == 1 else 'lines'} {', '.join(places[:MAX_PLACES])}{more}")
 
 
@@ -137,7 +187,7 @@ def hazard_summary(results, kernel):
     barrier causes a race for each pair of lines around it. The page has them all."""
     groups = {}
     for hazard in kernel.hazards:
-        groups.setdefault((hazard["kind"], hazard["memory"], hazard["array"]), []).append(hazard)
+        groups.setdefault((hazard["kind"], hazard["memory"], owner_words(hazard)), []).append(hazard)
     return [sentence for first, *others in groups.values()
             for sentence in [hazard_sentence(results, kernel, first),
                              *([other_hazards(kernel, first, others)] if others else [])]]
@@ -170,7 +220,7 @@ def facts(kernel):
     if kernel.cost:
         unit, amount, line = kernel.cost
         yield "cost line", f"{line}: {number(amount / 1e6)} million {unit}"
-    if loop := kernel.main_loop:
+    if (loop := kernel.main_loop) and loop["depth"] > 0:
         loads = "TMA copies" if loop["tma"] else (
             f"in an iteration a warp loads {plural(loop['bytes'], 'byte')} in "
             f"{plural(loop['round_trips'], 'round trip')}, at most {loop['in_flight']:,} in flight, and issues "

@@ -257,6 +257,15 @@ __global__ void reduces(float* out) {
     out[threadIdx.x] = tile[threadIdx.x];
 }
 
+// faults: the block without a barrier, and the one that stores past the end of `out`.
+__global__ void late(float* out, const unsigned* faults) {
+    __shared__ float tile[64];
+    tile[threadIdx.x] = 1;                            // writes
+    if (blockIdx.x != faults[0]) __syncthreads();
+    const unsigned at = blockIdx.x == faults[1] ? 1 << 14 : 64 * blockIdx.x;
+    out[at + threadIdx.x] = tile[63 - threadIdx.x];   // reads
+}
+
 template <bool right> static void both(float* out, const float* in, unsigned* counts) {
     int* numbers = reinterpret_cast<int*>(out);
     neighbour<right><<<2, 64>>>(out);
@@ -300,5 +309,10 @@ int main() {
     two_readers<<<1, 64>>>(out);
     two_lanes_met<<<1, 32>>>(out);
     reduces<<<1, 32>>>(out);
+    const unsigned faults[] = {256, 256, 256, 137, 255, 256};   // in none of the first launch's 256 blocks
+    cudaMemset(counts, 255, 1024);
+    cudaMemcpy(counts, faults, sizeof(faults), cudaMemcpyHostToDevice);
+    for (unsigned launch = 0; launch < 3; launch++) late<<<256, 64>>>(out, counts + 2 * launch);
+    for (unsigned launch = 0; launch < 20; launch++) late<<<256, 64>>>(in, counts + 6 + launch);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }

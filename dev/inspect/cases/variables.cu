@@ -73,7 +73,22 @@ __global__ void past_the_end(float* out, int first) {
     out[threadIdx.x] = of_template<int>[threadIdx.x + 1];   // of a template
 }
 
-int main() {
+__global__ void past_arrays(float* out) {
+    __shared__ float first[64], tile[64];
+    extern __shared__ float dynamic[];
+    float local[32], *middle = tile + threadIdx.x;
+    for (float& value : local) value = out[0];
+    first[threadIdx.x] = middle[0] = dynamic[threadIdx.x] = 1;
+    tile[threadIdx.x + 33] = first[threadIdx.x];      // by index
+    middle[34] = 1;                                   // by address
+    dynamic[threadIdx.x + 1] = 1;                     // dynamic
+    out[threadIdx.x] = local[threadIdx.x + 1];        // local
+}
+__global__ void far_away(float* out, size_t distance) {
+    if (blockIdx.x == 1) out[distance] = 1;           // far away
+}
+
+int main(int argc, char**) {
     float *out, *address;
     cudaMalloc(&out, 1 << 16);
     const float values[32] = {1};
@@ -90,5 +105,7 @@ int main() {
     tickets<<<1, 64>>>(reinterpret_cast<int*>(out));
     loads<<<1, 32>>>(out, address);
     past_the_end<<<1, 32>>>(out, -1);
+    past_arrays<<<1, 32, 128>>>(out);
+    if (argc > 1) far_away<<<2, 32>>>(out, size_t{1} << 50);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }
