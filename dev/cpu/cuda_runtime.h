@@ -330,9 +330,9 @@ inline void run_inspected_grid(const Launch& launch) {
     begin(launch);
     if (launch.cooperative)
         return run_cooperative(launch, order, [](uint64_t i) {
-            const bool is_wanted = watch::next_block() == watch::Run::RECORDED;
-            if (is_wanted) watch::begin_block(i);
-            return is_wanted;
+            const watch::Run run = watch::next_block();
+            if (run == watch::Run::RECORDED) watch::begin_block(i, run);
+            return run == watch::Run::RECORDED;
         });
     for (uint64_t i = 0; i < blocks; i++) {
         const watch::Run run = watch::next_block();

@@ -549,6 +549,7 @@ static std::vector<Thread> threads{1};
 static std::vector<uint16_t> written;            // per granule of shared memory: one bit per byte
 static std::map<const void*, Sync> syncs;
 static std::map<unsigned, Clock> acquired;       // clocks of other blocks, received through atomics
+static std::set<uint64_t> own_atomics;           // addresses in global memory of the block's atomics
 static std::map<std::pair<Space, uint64_t>, Clock> released_in_block;   // by address of an atomic
 static std::vector<Box> boxes;
 static std::vector<WgmmaProduct> wgmmas;
@@ -565,6 +566,7 @@ struct Suspended {
     std::map<const void*, Sync> syncs;
     std::map<unsigned, Clock> acquired;
     Shadow shadow;
+    bool counting;
 };
 static std::map<unsigned, Suspended> suspended;
 static std::map<unsigned, Clock> arriving, at_grid_barrier;   // by block, at the grid's next and at its last barrier
@@ -702,8 +704,12 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
     shadow.visit(granule, [&](Entry& entry) {
         if (entry.block != block && entry.kind == later.kind && later.kind != Kind::WRITE)
             return keep_of_others(others, entry);
-        const bool conflict = (entry.bytes & mask) != 0 && !(is_read(entry.kind) && is_read(later.kind)) &&
-                              !(is_atomic(entry.kind) && is_atomic(later.kind));
+        const unsigned common = entry.bytes & mask;
+        const uint64_t at = granule * GRANULE + (common == 0 ? 0 : static_cast<uint64_t>(__builtin_ctz(common)));
+        // Atomics of one address have an order, so a block's own one is after those that it follows.
+        const bool in_order = is_atomic(entry.kind) &&
+                              (is_atomic(later.kind) || (entry.block != block && own_atomics.count(at) > 0));
+        const bool conflict = common != 0 && !(is_read(entry.kind) && is_read(later.kind)) && !in_order;
         const bool is_of_warp = entry.first_actor == first_actor && entry.block == block;
         if (is_of_warp && entry.kind == later.kind && entry.tick == later.tick) {
             const bool same_again = entry.lanes == lanes && (mask & ~entry.bytes) == 0;
@@ -720,7 +726,6 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
         if (conflict && !before) {
             if (entry.kind == Kind::WRITE && later.kind == Kind::WRITE && is_of_warp && entry.site == later.site)
                 why = ONE_INSTRUCTION;
-            const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(entry.bytes & mask));
             report_race(space, at, entry, later, why);
         }
         const bool replaces = later.kind == Kind::WRITE || entry.kind == later.kind;
@@ -771,6 +776,7 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
     }
     if (counting) t.events.push_back({place.at, number, t.segment});
     if (by == By::ATOMIC && place.space == Space::GLOBAL) {
+        own_atomics.insert(place.at);
         auto& by_block = released[place.at];
         for (const auto& [other, clock] : by_block)
             if (other != block) acquired[other] = join(acquired[other], clock);
@@ -1374,6 +1380,7 @@ void begin_block(uint64_t number, Run run) {
     syncs.clear();
     acquired.clear();
     released_in_block.clear();
+    own_atomics.clear();
     boxes.clear();
     wgmmas.clear();
     wgmma_ticks.assign(threads_in_block / LANES + 1, 0);
@@ -1574,9 +1581,10 @@ void barrier_completed(const char*) {
 void suspend_block() {
     if (!recording) return;
     barrier_completed("grid.sync");
-    recording = false;
+    recording = is_recorded = in_block = false;
     arriving[block] = threads[0].clock;
-    suspended[block] = {std::move(threads), written, std::move(syncs), std::move(acquired), std::move(shared_shadow)};
+    suspended[block] = {std::move(threads), written, std::move(syncs), std::move(acquired), std::move(shared_shadow),
+                        counting};
 }
 void resume_block(uint64_t number) {
     const auto found = suspended.find(static_cast<unsigned>(number));
@@ -1588,9 +1596,10 @@ void resume_block(uint64_t number) {
     syncs = std::move(state.syncs);
     acquired = std::move(state.acquired);
     shared_shadow = std::move(state.shadow);
+    counting = state.counting;
     suspended.erase(found);
     l1.reset(l1_bytes_per_block());
-    recording = true;
+    recording = is_recorded = in_block = true;
 }
 void grid_completed() { at_grid_barrier = std::exchange(arriving, {}); }
 
