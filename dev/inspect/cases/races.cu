@@ -123,6 +123,7 @@ template <bool right> __global__ void last_block(float* parts, unsigned* count, 
     }
     __syncthreads();
     if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
+    if (is_last && threadIdx.x == 0) *count = 0;      // ordered by its own atomicAdd
 }
 // Alternative order: __threadfence by each thread, __syncthreads, atomicAdd.
 template <bool right> __global__ void last_block_of_fences(float* parts, unsigned* count, float* out) {
