@@ -4,12 +4,15 @@
 #pragma once
 
 #include <errno.h>
+#include <execinfo.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include <array>
 #include <map>
 #include <mutex>
+#include <vector>
 
 extern "C" {
 void* __libc_malloc(size_t bytes);
@@ -91,6 +94,17 @@ private:
     inline static thread_local bool is_own_ = false;   // this class calls malloc
     uintptr_t frame_ = 0, end_of_stack_ = 0;
 };
+
+// Returns the call stack of the code that a signal interrupted, innermost first.
+inline __attribute__((noinline)) std::vector<uintptr_t> interrupted() {
+    constexpr size_t skipped = 3;   // the frames of this function, the handler and the signal
+    std::array<void*, 64> frames;
+    const auto count = static_cast<size_t>(backtrace(frames.data(), static_cast<int>(frames.size())));
+    std::vector<uintptr_t> stack;
+    for (size_t i = skipped; i < count; i++) stack.push_back(reinterpret_cast<uintptr_t>(frames[i]));
+    if (!stack.empty()) stack[0]++;   // the others are return addresses, after their instructions
+    return stack;
+}
 }  // namespace cuda_cpu
 
 extern "C" {

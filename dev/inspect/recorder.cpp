@@ -31,7 +31,6 @@
 #include <csignal>
 #include <sys/time.h>
 #include <cstdio>
-#include <execinfo.h>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -873,17 +872,6 @@ static void check_alignment(uintptr_t address, uint64_t alignment, const char* t
     end_program(why);
 }
 
-// The call stack of the code that a signal interrupted, innermost first.
-static std::vector<uintptr_t> interrupted() {
-    constexpr size_t skipped = 3;   // the frames of this function, the handler and the signal
-    std::array<void*, 64> frames;
-    const auto count = static_cast<size_t>(backtrace(frames.data(), static_cast<int>(frames.size())));
-    std::vector<uintptr_t> stack;
-    for (size_t i = skipped; i < count; i++) stack.push_back(number_of(frames[i]));
-    if (!stack.empty()) stack[0]++;   // the others are return addresses, after their instructions
-    return stack;
-}
-
 // Called at a signal that ends the program: reports the access with the invalid address, if that is the reason. Device
 // memory is protected while host code runs.
 static void crashed(int signal, siginfo_t* info, void*) {
@@ -1179,8 +1167,8 @@ static void alarm_in(double seconds) {
     setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-// Called when the time is over. Ends the program if it interrupts a kernel's code: then the recorder and malloc are in a
-// consistent state. Between blocks, begin_launch() and next_block() end it.
+// Called when the time is over. Ends the program if it interrupts a kernel's code: then the recorder and malloc are
+// in a consistent state. Between blocks, begin_launch() and next_block() end it.
 static void end_in_block(int, siginfo_t*, void*) {
     const bool is_kernel = HostMemory::device_works() && !is_busy && !HostMemory::is_changing();
     const std::vector<uintptr_t> stack = is_kernel ? interrupted() : std::vector<uintptr_t>();

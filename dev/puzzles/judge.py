@@ -523,7 +523,8 @@ def hint(puzzle):
     notes = puzzle.notes()
     general = (HERE / "hints.txt").read_text(encoding="utf-8")
     others = dict(re.findall(r"^== (\S+)\n((?:(?!== ).*\n?)*)", general, re.MULTILINE))
-    print("\n".join(wrap(notes.get(f"hint {kind}") or others[kind], "")))
+    own = notes.get(f"hint {kind}") or kind == "NaN" and notes.get("hint values")
+    print("\n".join(wrap(own or others[kind], "")))
 
 
 def solution(puzzle):
