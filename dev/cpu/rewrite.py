@@ -42,8 +42,9 @@ HEADERS = {r"(cub|thrust|cuda|nv|cutlass|cute)/.*": "this part of CUB, Thrust, l
 NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces are", "cudaArray_t": "CUDA arrays are",
          "__cluster_dims__": "clusters are",
          **dict.fromkeys("DeviceAdjacentDifference DeviceFor DeviceHistogram DeviceMemcpy DeviceMergeSort "
-                         "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan DeviceSegmentedReduce "
-                         "DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(), "device-wide CUB is"),
+                         "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan "
+                         "DeviceSegmentedReduce DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(),
+                         "device-wide CUB is"),
          **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockMergeSort "
                          "BlockRadixSort BlockShuffle WarpExchange WarpMergeSort".split(), "this part of CUB is")}
 
@@ -51,7 +52,7 @@ NAMES = {"cudaTextureObject_t": "textures are", "cudaSurfaceObject_t": "surfaces
 PROVIDED = {"cub/cub.cuh", "cuda/atomic", "cuda/pipeline"}
 # included files whose contents are in another file of dev/cpu
 ELSEWHERE = {r"cooperative_groups/(scan|memcpy_async)\.h": "cooperative_groups/reduce.h",
-             r"cub/(block|warp|thread|util)\w*(/\w+)?\.cuh": "cub/cub.cuh", r"cuda/std/atomic": "cuda/atomic",
+             r"cub/(cub/cub|(block|warp|thread|util)\w*(/\w+)?)\.cuh": "cub/cub.cuh", r"cuda/std/atomic": "cuda/atomic",
              r"cuda/(std/)?barrier": "cuda/pipeline",
              r"cuda_pipeline_\w+\.h": "cuda_pipeline.h"}
 
@@ -624,7 +625,8 @@ class Program:
             if path == main:
                 uses_ptx = any(re.search(r"\b(asm|__asm|__asm__|__cvta_\w+|__is(Shared|Global))\b", each.source)
                                for each in self.files.values())
-                text = PROLOGUE + ("#include <inline_ptx.h>\n" if uses_ptx else "") + ("#undef WARP_SIZE\n" if self.declares("WARP_SIZE") else "") + text
+                text = PROLOGUE + ("#include <inline_ptx.h>\n" if uses_ptx else "") + (
+                    "#undef WARP_SIZE\n" if self.declares("WARP_SIZE") else "") + text
             texts[places[path]] = text
         for place, text in texts.items():
             os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
