@@ -318,6 +318,7 @@ class File:
         for token in tokenize(text):
             line = self.tokens if token.directive is None else directives.setdefault(token.directive, Tokens())
             line.append(token)
+        self.conditions = [t for line in directives.values() if line.text(1).startswith(("if", "elif")) for t in line]
         self.bodies = [line for line in directives.values() if line.text(1) == "define"]
         for line in directives.values():
             if line.text(1) == "include" and len(line) > 2:
@@ -340,21 +341,30 @@ class File:
             self.edit(directive.at, rest[-1].end, "error " + NOT_EMULATED.format(spelled, feature))
 
     def find_functions(self):
-        """Finds the kernels, and the names of all other functions."""
+        """Finds the kernels, and the names of all other functions. In device code __CUDA_ARCH__ is that of an H100."""
         tokens, own_places = self.tokens, set()
         for i, token in enumerate(tokens):
-            found = find_parameters(tokens, i) if token.text == "__global__" else None
+            found = find_parameters(tokens, i) if token.text in ("__global__", "__device__") else None
             if found is None:
                 continue
             name, open_, close = found
-            own_places.add(name)
             end = close + 1
             while end < len(tokens) and tokens[end].text not in ("{", ";", "}", "=", ","):
                 end = (tokens.match(end) or end) + 1 if tokens[end].text == "(" else end + 1
             if tokens.text(end) == "{":
                 end = tokens.match(end)
-            if end is not None and tokens.text(end) in ("}", ";"):
+            is_kernel = token.text == "__global__"
+            if is_kernel:
+                own_places.add(name)
+            if end is None or tokens.text(end) not in ("}", ";"):
+                continue
+            if is_kernel:
                 self.add_kernel(i, name, open_, close, end)
+            if is_kernel or "__host__" not in {t.text for t in tokens[start_of_specifiers(tokens, i):name]}:
+                for word in self.conditions:
+                    if word.text == "__CUDA_ARCH__" and tokens[open_].at < word.at < tokens[end].at:
+                        self.edit(word.at, word.end, "CUDA_CPU_ARCH")
+                        word.text = "CUDA_CPU_ARCH"   # it may also be in a function within this one
         self.functions = {tokens[i].text for i in range(len(tokens) - 1)
                           if tokens[i].kind == "name" and tokens[i + 1].text == "(" and i not in own_places}
 
@@ -561,7 +571,8 @@ def start_of_callee(tokens, i):
 # ---- programs of several files
 
 # The names become errors.
-PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n" + "".join(
+PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n"
+            "#define CUDA_CPU_ARCH 900\n" + "".join(
     f'#define {name} _Pragma("GCC error \\"{NOT_EMULATED.format(name, feature)}\\"")\n'
     for name, feature in NAMES.items()))
 
