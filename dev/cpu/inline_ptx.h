@@ -233,7 +233,8 @@ template <class T, class Sum, int K> void mma(uint32_t* d, std::vector<uint32_t>
             if constexpr (is_tf32) return bits<float>(word & 0xffffe000u);
             else {
                 T part;
-                memcpy(static_cast<void*>(&part), reinterpret_cast<const char*>(&word) + i % elements * sizeof(T), sizeof(T));
+                const char* const bytes = reinterpret_cast<const char*>(&word);
+                memcpy(static_cast<void*>(&part), bytes + i % elements * sizeof(T), sizeof(T));
                 return static_cast<Number>(part);
             }
         };

@@ -111,7 +111,8 @@ def put(target, result):
 
 def memory_order(i, statement):
     fence = "__threadfence_block();" if i.has("cta") else "__threadfence();"
-    return " ".join([fence if i.has("release", "acq_rel") else "", statement, fence if i.has("acquire", "acq_rel") else ""])
+    before, after = (fence if i.has(order, "acq_rel") else "" for order in ("release", "acquire"))
+    return f"{before} {statement} {after}"
 
 
 def load_store(i):
@@ -119,8 +120,9 @@ def load_store(i):
     kind = i.type()
     at = pointer(i, address, kind if i.name == "st" else f"const {kind}")
     if i.has("acquire", "release", "relaxed") and not vector.startswith("{"):
-        access = (f"atomic_store({at}, {typed(kind, vector)});" if i.name == "st" else put(vector, f"atomic_load({at})"))
-        return memory_order(i, access)
+        is_store = i.name == "st"
+        return memory_order(i, f"atomic_store({at}, {typed(kind, vector)});" if is_store else
+                            put(vector, f"atomic_load({at})"))
     return f"{'store' if i.name == 'st' else 'load'}({at}, {', '.join(values(vector))});"
 
 
@@ -160,7 +162,8 @@ def set_predicate(i):
     left, right = (typed(i.type(), a) for a in i.arguments[1:])
     holds = f"{left} {COMPARE[compare if compare in COMPARE else compare.rstrip('u')]} {right}"
     targets = split(i.arguments[0], "|")
-    return f"{{ const bool holds = {holds}; {put(targets[0], 'holds')} {put(targets[1], '!holds') if targets[1:] else ''} }}"
+    otherwise = put(targets[1], "!holds") if targets[1:] else ""
+    return f"{{ const bool holds = {holds}; {put(targets[0], 'holds')} {otherwise} }}"
 
 
 def shuffle(i):
@@ -180,8 +183,9 @@ def copy_async(i):
         return f"wait_for_copies({'0' if 'wait_all' in mods else value(a[0])});"
     if "tensor" in mods and "4d" in mods and "shared::cluster" in mods:
         tensor, coordinates = split(a[1][1:-1], ",")
+        numbers = ", ".join(typed("int", c) for c in split(coordinates[1:-1], ","))
         return (f"tma_load({pointer(i, a[0])}, pointer<const CUtensorMap>({value(tensor)}, 0), "
-                f"{pointer(i, a[2], 'uint64_t')}, {', '.join(typed('int', '%' + n) for n in re.findall(r'%(.+?)[,}]', coordinates))});")
+                f"{pointer(i, a[2], 'uint64_t')}, {numbers});")
     if not (i.has("ca", "cg") and len(a) >= 3):
         raise Unknown(i.text)
     a = a[:-1] if any("cache_hint" in m for m in mods) else a
@@ -232,7 +236,8 @@ def mbarrier(i):
     if first == "inval":
         return ""
     if first in ("try_wait", "test_wait") and i.has("parity"):
-        return f"mbarrier_wait({pointer(i, a[1], 'uint64_t', 'shared')}, {typed('unsigned', a[2])}); {put(a[0], 'true')}"
+        place = pointer(i, a[1], "uint64_t", "shared")
+        return f"mbarrier_wait({place}, {typed('unsigned', a[2])}); {put(a[0], 'true')}"
     if first == "arrive" and a[0] == "_":
         bytes_ = f"{value(a[2])}" if i.has("expect_tx") else "0"
         return f"mbarrier_arrive_expect_tx({pointer(i, a[1], 'uint64_t', 'shared')}, {bytes_});"

@@ -68,8 +68,8 @@ NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are",
 PROVIDED = {"cub/cub.cuh", "cuda/atomic", "cuda/pipeline"}
 # included files whose contents are in another file of dev/cpu; NVIDIA's own, if installed, would clash with it
 ELSEWHERE = {r"cooperative_groups/(scan|memcpy_async)\.h": "cooperative_groups/reduce.h",
-             r"cub/(block|warp|thread|util)\w*(/\w+)?\.cuh": "cub/cub.cuh", r"cuda/std/atomic": "cuda/atomic",
-             r"cuda/(std/)?barrier": "cuda/pipeline", r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
+             r"cub/(cub/cub|(block|warp|thread|util)\w*(/\w+)?)\.cuh": "cub/cub.cuh",
+             r"cuda/std/atomic": "cuda/atomic", r"cuda/(std/)?barrier": "cuda/pipeline", r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
              r"(crt/.*|(builtin|device|driver|library|vector)_types|(math|vector|device|driver|common)_functions"
              r"|device_(atomic|double)_functions|cuda_(device_runtime_api|occupancy|profiler_api|stdint)|cudaProfiler"
              r"|channel_descriptor|host_(config|defines)|math_constants|sm_\d+_\w+)\.h(pp)?": "cuda_runtime.h",
@@ -341,6 +341,7 @@ class File:
         for token in tokenize(text):
             line = self.tokens if token.directive is None else directives.setdefault(token.directive, Tokens())
             line.append(token)
+        self.conditions = [t for line in directives.values() if line.text(1).startswith(("if", "elif")) for t in line]
         self.bodies = [line for line in directives.values() if line.text(1) == "define"]
         for line in directives.values():
             if line.text(1) == "include" and len(line) > 2:
@@ -363,7 +364,8 @@ class File:
             self.edit(directive.at, rest[-1].end, "error " + NOT_EMULATED.format(spelled, feature))
 
     def find_functions(self):
-        """Finds the kernels, the names of all other functions, and the bodies of functions that only kernels call."""
+        """Finds the kernels, the names of all other functions, and the bodies of functions that only kernels call: there
+        __CUDA_ARCH__ is that of an H100."""
         tokens, own_places = self.tokens, set()
         for i, token in enumerate(tokens):
             found = find_parameters(tokens, i) if token.text in ("__global__", "__device__") else None
@@ -375,12 +377,20 @@ class File:
                 end = (tokens.match(end) or end) + 1 if tokens[end].text == "(" else end + 1
             if tokens.text(end) == "{":
                 begin, end = end, tokens.match(end)
-                if end is not None and "__host__" not in (tokens.text(i - 1), tokens.text(i + 1)):
-                    self.device_code.append(range(begin, end))
-            if token.text == "__global__":
+            is_kernel = token.text == "__global__"
+            if is_kernel:
                 own_places.add(name)
-                if end is not None and tokens.text(end) in ("}", ";"):
-                    self.add_kernel(i, name, open_, close, end)
+            if end is None or tokens.text(end) not in ("}", ";"):
+                continue
+            if is_kernel:
+                self.add_kernel(i, name, open_, close, end)
+            if is_kernel or "__host__" not in {t.text for t in tokens[start_of_specifiers(tokens, i):name]}:
+                if tokens.text(end) == "}":
+                    self.device_code.append(range(begin, end))
+                for word in self.conditions:
+                    if word.text == "__CUDA_ARCH__" and tokens[open_].at < word.at < tokens[end].at:
+                        self.edit(word.at, word.end, "CUDA_CPU_ARCH")
+                        word.text = "CUDA_CPU_ARCH"   # it may also be in a function within this one
         self.functions = {tokens[i].text for i in range(len(tokens) - 1)
                           if tokens[i].kind == "name" and tokens[i + 1].text == "(" and i not in own_places}
 
@@ -590,7 +600,8 @@ def start_of_callee(tokens, i):
 # ---- programs of several files
 
 # The names become errors.
-PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n" +
+PROLOGUE = ("#include <cuda_runtime.h>\n#define __CUDACC__ 1\n#define __CUDACC_VER_MAJOR__ 13\n"
+            "#define CUDA_CPU_ARCH 900\n" +
             "".join(f"#define {name} {error(name, feature)}\n" for name, feature in NAMES.items()))
 
 
@@ -655,7 +666,8 @@ class Program:
             if path == main:
                 uses_ptx = any(re.search(r"\b(asm|__asm|__asm__|__cvta_\w+|__is(Shared|Global))\b", each.source)
                                for each in self.files.values())
-                text = PROLOGUE + ("#include <inline_ptx.h>\n" if uses_ptx else "") + ("#undef WARP_SIZE\n" if self.declares("WARP_SIZE") else "") + text
+                text = PROLOGUE + ("#include <inline_ptx.h>\n" if uses_ptx else "") + (
+                    "#undef WARP_SIZE\n" if self.declares("WARP_SIZE") else "") + text
             texts[places[path]] = text
         for place, text in texts.items():
             os.makedirs(os.path.dirname(place) or ".", exist_ok=True)

@@ -550,7 +550,10 @@ OTHERS = {"ptx.cu": """
     #endif
     __global__ void k(float* x)
     {
-        *x = 3; // asm("y")
+        *x = 2; // asm("y")
+    #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        *x += 1;
+    #endif
     }
     int main() { float* x; cudaMalloc(&x, 4); k<<<1, 1>>>(x); printf("ptx %g\\n", *x); }
     """, "launch.cu": "\nint main() { k<<<1, 2; }\n"}
@@ -574,7 +577,7 @@ NOT_EMULATED = {
 def test_others():
     world = World("others", OTHERS)
     expect(world.build_and_run("ptx.cu").get("ptx") == "3",
-           "inline PTX in code that #if excludes, or in an unused macro, is accepted")
+           "inline PTX in code that #if excludes, or in an unused macro, is accepted; a kernel has __CUDA_ARCH__")
     for feature, (line, message) in NOT_EMULATED.items():
         World("others", {"feature.cu": f"\n{line}\nint main() {{}}\n"})
         errors = world.compile(*world.rewrite("feature.cu").stdout.split(), warnings=["-Wfatal-errors"]).stderr

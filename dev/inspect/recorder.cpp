@@ -786,8 +786,9 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
         t.clock = join(t.clock, here);
         here = join(here, t.released_in_block);
     }
-    const bool is_load = access == Access::LOAD;
-    const Kind kind = by == By::ATOMIC ? is_load ? Kind::ATOMIC_READ : Kind::ATOMIC : is_load ? Kind::READ : Kind::WRITE;
+    const Kind loads = by == By::ATOMIC ? Kind::ATOMIC_READ : Kind::READ;
+    const Kind stores = by == By::ATOMIC ? Kind::ATOMIC : Kind::WRITE;
+    const Kind kind = access == Access::LOAD ? loads : stores;
     touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
 }
 

@@ -1,4 +1,5 @@
-// Reductions, scans and copies by cooperative groups. (rewrite.py includes this file for scan.h and memcpy_async.h too.)
+// Reductions, scans and copies by cooperative groups. (rewrite.py includes this file for scan.h and memcpy_async.h
+// too.)
 #pragma once
 
 #include "../cooperative_groups.h"
