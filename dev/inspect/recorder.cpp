@@ -1241,7 +1241,7 @@ void device_works(bool begins, const void* frame) {
     if (frame != nullptr) memory.forget_gaps();
 }
 void freed(const void* place) { memory.remove_allocation(place); }
-void registered(const void* place, size_t bytes) { HostMemory::of_program().registered(place, bytes); }
+void registered(const void* place, size_t bytes) { HostMemory::registered(place, bytes); }
 
 void thread_resumed(unsigned thread) { current = thread; }
 void thread_started(unsigned thread) {
