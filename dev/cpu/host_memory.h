@@ -54,20 +54,21 @@ public:
     }
 
     // cudaHostRegister: kernels may access a range of the host's memory until this is called with 0 bytes.
-    void registered(const void* place, size_t bytes) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const auto begin = reinterpret_cast<uintptr_t>(place);
-        registered_.erase(begin);
-        if (bytes > 0) registered_[begin] = bytes;
+    static void registered(const void* place, size_t bytes) {
+        change([=](HostMemory& memory) {
+            memory.registered_.erase(number_of(place));
+            if (bytes > 0) memory.registered_[number_of(place)] = bytes;
+        });
     }
 
     // Note what malloc returns and free gets.
     static void* added(void* place, size_t bytes) {
-        if (place != nullptr && !device_works_) change([=](Blocks& blocks) { blocks[number_of(place)] = bytes; });
+        if (place != nullptr && !device_works_)
+            change([=](HostMemory& memory) { memory.blocks_[number_of(place)] = bytes; });
         return place;
     }
     static void removed(void* place) {
-        if (place != nullptr) change([=](Blocks& blocks) { blocks.erase(number_of(place)); });
+        if (place != nullptr) change([=](HostMemory& memory) { memory.blocks_.erase(number_of(place)); });
     }
 
 private:
@@ -76,18 +77,19 @@ private:
         const auto next = blocks.lower_bound(begin + bytes);
         return next != blocks.begin() && std::prev(next)->first + std::prev(next)->second > begin;
     }
-    static uintptr_t number_of(void* place) { return reinterpret_cast<uintptr_t>(place); }
+    static uintptr_t number_of(const void* place) { return reinterpret_cast<uintptr_t>(place); }
     template <class Change> static void change(Change change) {
         if (is_own_) return;
         is_own_ = true;
         {
             HostMemory& memory = of_program();
             const std::lock_guard<std::mutex> lock(memory.mutex_);
-            change(memory.blocks_);
+            change(memory);
         }
         is_own_ = false;
     }
 
+    inline static thread_local bool is_own_ = false;   // a call of malloc by this class
     std::mutex mutex_;
     Blocks blocks_, registered_;
     inline static bool device_works_ = false;

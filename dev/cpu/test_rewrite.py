@@ -538,6 +538,35 @@ def test_inline_ptx():
     expect_equal(got.get("tiles"), " ".join("1" * 32), "inline PTX: cp.async, ldmatrix, and mma of FP16, INT8, TF32")
 
 
+# ---- NVIDIA's own headers
+
+TOOLKIT = {**dict.fromkeys(["toolkit/" + name for name in ("cuda_runtime.h", "driver_types.h", "cuda_profiler_api.h",
+                                                           "nvtx3/nvToolsExtCudaRt.h")], "#error NVIDIA's header\n"),
+           "mine.cu": """
+    #include "cuda_runtime.h"
+    #include <driver_types.h>
+    #include <cuda_profiler_api.h>
+    #include <nvtx3/nvToolsExtCudaRt.h>
+    template <class T> __global__ void add(const int, T* const);
+    template <class T> __global__ void add(int x, T* const sum) { *sum += x; }
+    int main()
+    {
+        int* x; cudaMallocManaged(&x, 4, cudaMemAttachGlobal); *x = 1;
+        cudaProfilerStart(); nvtxRangePush("range"); add<<<1, 1>>>(2, x); nvtxRangePop(); cudaProfilerStop();
+        printf("sum %d\\n", *x);
+    }
+    """}
+
+
+def test_toolkit():
+    world = World("toolkit", TOOLKIT)
+    os.environ["CPLUS_INCLUDE_PATH"] = os.path.join(world.folder, "toolkit")
+    got = world.build_and_run("mine.cu", "-I", "toolkit")
+    del os.environ["CPLUS_INCLUDE_PATH"]
+    expect_equal(got.get("sum"), "3", "NVIDIA's headers, installed or in a folder of -I, are replaced by the "
+                 "emulator's; a kernel's declaration may differ from its definition by const")
+
+
 # ---- features that are not translated
 
 OTHERS = {"ptx.cu": """

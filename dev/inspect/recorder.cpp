@@ -1484,7 +1484,7 @@ void allocated(const void* place, size_t bytes, const void* site) {
     memory.add_allocation(place, bytes, number_of(site));
 }
 void freed(const void* place) { memory.remove_allocation(place); }
-void registered(const void* place, size_t bytes) { HostMemory::of_program().registered(place, bytes); }
+void registered(const void* place, size_t bytes) { HostMemory::registered(place, bytes); }
 
 void thread_resumed(unsigned thread) { current = thread; }
 void thread_started(unsigned thread) {
