@@ -104,11 +104,6 @@ def launch_bounds(card, launch, blocks, resident, softmax=Softmax()):
     return {name: max(bound, alone.get(name, 0)) for name, bound in bounds.items()}
 
 
-def memory_bytes(loaded, stored):
-    """Returns the bytes that could be loaded in the time of these."""
-    return loaded + stored + 2 * TURNAROUND * min(loaded, stored)
-
-
 def bounds_of(card, launch, blocks, resident, softmax=Softmax()):
     """Returns {bound: seconds} of blocks that all do the same work: launch has their totals."""
     busy = min(blocks, card.multiprocessors)
@@ -122,7 +117,8 @@ def bounds_of(card, launch, blocks, resident, softmax=Softmax()):
     scores = tail * softmax.scores * (1 / SPECIAL_FUNCTIONS + softmax.instructions / FP32_LANES) / clocks
     hidden = TURNS_OVERLAP * min(products, scores) if softmax.turns else 0
     pieces = softmax.pieces / busy * PIECE_SECONDS
-    moved = memory_bytes(launch["dram_load"] + launch["partial_fetched"], launch["dram_store"])
+    loaded, stored = launch["dram_load"] + launch["partial_fetched"], launch["dram_store"]
+    moved = loaded + stored + 2 * TURNAROUND * min(loaded, stored)
     cycles = launch["cycles" if card.load_store_units == WARP else "cycles_of_16"]
     special = SPECIAL_FUNCTIONS * card.clock
     assumed = INSTRUCTIONS * min(launch["requests"], launch["cycles"])
