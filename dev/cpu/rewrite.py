@@ -364,9 +364,9 @@ class File:
             self.edit(directive.at, rest[-1].end, "error " + NOT_EMULATED.format(spelled, feature))
 
     def find_functions(self):
-        """Finds the kernels, the names of all other functions, and the bodies of functions that only kernels call: there
-        __CUDA_ARCH__ is that of an H100."""
-        tokens, own_places = self.tokens, set()
+        """Finds the kernels, the names of all other functions, and the bodies of functions that only kernels call. There,
+        and outside of functions, __CUDA_ARCH__ is that of an H100."""
+        tokens, own_places, device_code = self.tokens, set(), []
         for i, token in enumerate(tokens):
             found = find_parameters(tokens, i) if token.text in ("__global__", "__device__") else None
             if found is None:
@@ -385,12 +385,14 @@ class File:
             if is_kernel:
                 self.add_kernel(i, name, open_, close, end)
             if is_kernel or "__host__" not in {t.text for t in tokens[start_of_specifiers(tokens, i):name]}:
+                device_code.append((tokens[open_].at, tokens[end].at))
                 if tokens.text(end) == "}":
                     self.device_code.append(range(begin, end))
-                for word in self.conditions:
-                    if word.text == "__CUDA_ARCH__" and tokens[open_].at < word.at < tokens[end].at:
-                        self.edit(word.at, word.end, "CUDA_CPU_ARCH")
-                        word.text = "CUDA_CPU_ARCH"   # it may also be in a function within this one
+        for word in self.conditions:
+            if word.text == "__CUDA_ARCH__":
+                i = next((i for i, t in enumerate(tokens) if t.at > word.at), len(tokens))
+                if any(begin < word.at < end for begin, end in device_code) or not self.is_in_function(i):
+                    self.edit(word.at, word.end, "CUDA_CPU_ARCH")
         self.functions = {tokens[i].text for i in range(len(tokens) - 1)
                           if tokens[i].kind == "name" and tokens[i + 1].text == "(" and i not in own_places}
 

@@ -573,7 +573,7 @@ OTHERS = {"ptx.cu": """
     #define FENCE() asm("fence;")
     #if 0
     __global__ void out() { asm("x"); }
-    #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
     #include <thrust/sort.h>
     __global__ void out(cudaTextureObject_t texture) { __activemask(); }
     #endif
