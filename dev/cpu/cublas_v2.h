@@ -1,5 +1,5 @@
-// cuBLAS on a CPU. Matrix products of float and shorter types are cuBLASLt's (link cublasLt.cpp); the others, and
-// levels 1 and 2, are plain loops. All matrices are column-major. Work runs in the handle's stream.
+// cuBLAS on a CPU: its most used functions. Matrix products of float and shorter types are cuBLASLt's (link
+// cublasLt.cpp); the others are plain loops. All matrices are column-major. Work runs in the handle's stream.
 #pragma once
 
 #define CUBLAS_API_H_  // as CUDA's header defines it: cuda-samples' helper_cuda.h asks for it
@@ -7,15 +7,11 @@
 #include "cublasLt.h"
 
 enum cublasPointerMode_t { CUBLAS_POINTER_MODE_HOST, CUBLAS_POINTER_MODE_DEVICE };
-enum cublasFillMode_t { CUBLAS_FILL_MODE_LOWER, CUBLAS_FILL_MODE_UPPER };
-enum cublasDiagType_t { CUBLAS_DIAG_NON_UNIT, CUBLAS_DIAG_UNIT };
-enum cublasSideMode_t { CUBLAS_SIDE_LEFT, CUBLAS_SIDE_RIGHT };
 enum cublasMath_t {
     CUBLAS_DEFAULT_MATH, CUBLAS_TENSOR_OP_MATH, CUBLAS_PEDANTIC_MATH, CUBLAS_TF32_TENSOR_OP_MATH,
     CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 };
 enum cublasGemmAlgo_t : int { CUBLAS_GEMM_DFALT = -1, CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 };
-enum cublasAtomicsMode_t { CUBLAS_ATOMICS_NOT_ALLOWED, CUBLAS_ATOMICS_ALLOWED };
 
 struct cublasContext {
     cudaStream_t stream = nullptr;
@@ -66,7 +62,6 @@ inline cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mod
     return cuda_cpu::get(handle, &cublasContext::math, mode);
 }
 inline cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasSetAtomicsMode(cublasHandle_t, cublasAtomicsMode_t) { return CUBLAS_STATUS_SUCCESS; }
 
 // ---- copies between host and device: `size` bytes an element, distances in elements
 
@@ -110,14 +105,6 @@ template <class T> struct Matrix {
 };
 template <class T> Matrix(T*, int, bool) -> Matrix<T>;
 template <class T> Matrix(T*, int) -> Matrix<T>;
-
-// Element (i, j) of a symmetric matrix of which one triangle is stored.
-template <class T> struct Symmetric {
-    const T* data;
-    int64_t ld;
-    bool upper;
-    T operator()(int64_t i, int64_t j) const { return (i <= j) == upper ? data[j * ld + i] : data[i * ld + j]; }
-};
 
 // Returns a value in device memory, and alpha or beta, which may be in host memory.
 template <class T> inline T fetched(cublasHandle_t handle, const T* place) {
@@ -270,14 +257,6 @@ inline cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t ta, 
     return cublasGemmStridedBatchedEx(handle, ta, tb, m, n, k, alpha, A, type_a, lda, 0, B, type_b, ldb, 0, beta, C,
                                       type_c, ldc, 0, 1, compute, algorithm);
 }
-inline cublasStatus_t cublasSgemmEx(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n,
-                                    int k, const float* alpha, const void* A, cudaDataType_t type_a, int lda,
-                                    const void* B, cudaDataType_t type_b, int ldb, const float* beta, void* C,
-                                    cudaDataType_t type_c, int ldc) {
-    return cublasGemmEx(handle, ta, tb, m, n, k, alpha, A, type_a, lda, B, type_b, ldb, beta, C, type_c, ldc,
-                        CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-}
-
 
 // ---- functions for float, double and half precision
 
@@ -299,72 +278,12 @@ cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t ta, cublasOperation
     return gemm_batches(handle, ta, tb, m, n, k, alpha, A, lda, 0, B, ldb, 0, beta, C, ldc, 0, 1);
 }
 template <class T>
-cublasStatus_t gemm_pointers(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
-                             const T* alpha, const T* const A[], int lda, const T* const B[], int ldb, const T* beta,
-                             T* const C[], int ldc, int count) {
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    for (int i = 0; i < count && status == CUBLAS_STATUS_SUCCESS; i++)
-        status = gemm(handle, ta, tb, m, n, k, alpha, fetched(handle, A + i), lda, fetched(handle, B + i), ldb, beta,
-                      fetched(handle, C + i), ldc);
-    return status;
-}
-template <class T>
 cublasStatus_t geam(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, const T* alpha,
                     const T* A, int lda, const T* beta, const T* B, int ldb, T* C, int ldc) {
     return for_each(handle, m, n, [alpha = scalar(handle, alpha), beta = scalar(handle, beta),
                                    a = Matrix{A, lda, ta != CUBLAS_OP_N}, b = Matrix{B, ldb, tb != CUBLAS_OP_N},
                                    c = Matrix{C, ldc}](int64_t i, int64_t j) {
         c(i, j) = (alpha == 0 ? T{} : alpha * a(i, j)) + (beta == 0 ? T{} : beta * b(i, j));
-    });
-}
-template <class T>
-cublasStatus_t dgmm(cublasHandle_t handle, cublasSideMode_t side, int m, int n, const T* A, int lda, const T* x,
-                    int step, T* C, int ldc) {
-    const bool left = side == CUBLAS_SIDE_LEFT;
-    return for_each(handle, m, n, [=, a = Matrix{A, lda}, v = Vector(x, left ? m : n, step),
-                                   c = Matrix{C, ldc}](int64_t i, int64_t j) { c(i, j) = a(i, j) * v[left ? i : j]; });
-}
-template <class T>
-cublasStatus_t syrk(cublasHandle_t handle, cublasFillMode_t fill, cublasOperation_t ta, int n, int k, const T* alpha,
-                    const T* A, int lda, const T* beta, T* C, int ldc) {
-    return for_each(handle, n, n, [=, upper = fill == CUBLAS_FILL_MODE_UPPER, alpha = scalar(handle, alpha),
-                                   beta = scalar(handle, beta), a = Matrix{A, lda, ta != CUBLAS_OP_N},
-                                   c = Matrix{C, ldc}](int64_t i, int64_t j) {
-        if (i == j || (i < j) == upper)
-            c(i, j) = combined(alpha, sum(k, [&](int64_t e) { return double{a(i, e)} * a(j, e); }), beta, c(i, j));
-    });
-}
-template <class T>
-cublasStatus_t symm(cublasHandle_t handle, cublasSideMode_t side, cublasFillMode_t fill, int m, int n, const T* alpha,
-                    const T* A, int lda, const T* B, int ldb, const T* beta, T* C, int ldc) {
-    const bool left = side == CUBLAS_SIDE_LEFT;
-    return for_each(handle, m, n, [=, alpha = scalar(handle, alpha), beta = scalar(handle, beta),
-                                   a = Symmetric<T>{A, lda, fill == CUBLAS_FILL_MODE_UPPER}, b = Matrix{B, ldb},
-                                   c = Matrix{C, ldc}](int64_t i, int64_t j) {
-        const auto term = [&](int64_t e) { return left ? double{a(i, e)} * b(e, j) : double{b(i, e)} * a(e, j); };
-        c(i, j) = combined(alpha, sum(left ? m : n, term), beta, c(i, j));
-    });
-}
-// Solves op(A) X = alpha B or X op(A) = alpha B for X, which replaces B. A is triangular.
-template <class T>
-cublasStatus_t trsm(cublasHandle_t handle, cublasSideMode_t side, cublasFillMode_t fill, cublasOperation_t ta,
-                    cublasDiagType_t diagonal, int m, int n, const T* alpha, const T* A, int lda, T* B, int ldb) {
-    const bool left = side == CUBLAS_SIDE_LEFT, transposed = ta != CUBLAS_OP_N;
-    // X op(A) = B is op(A)^T X^T = B^T. Row r of the triangle T that is left needs rows before it, or after it.
-    const Matrix<const T> a{A, lda, transposed == left};
-    const bool forward = (fill == CUBLAS_FILL_MODE_LOWER) == (transposed != left);
-    const int size = left ? m : n;
-    return run(handle, [=, alpha = scalar(handle, alpha), x = Matrix<T>{B, ldb, !left}] {
-        for (int64_t column = 0; column < (left ? n : m); column++)
-            for (int64_t step = 0; step < size; step++) {
-                const int64_t i = forward ? step : size - 1 - step;
-                double rest = double{alpha} * x(i, column);
-                for (int64_t s = 0; s < step; s++) {
-                    const int64_t k = forward ? s : size - 1 - s;
-                    rest -= double{a(i, k)} * x(k, column);
-                }
-                x(i, column) = static_cast<T>(diagonal == CUBLAS_DIAG_UNIT ? rest : rest / a(i, i));
-            }
     });
 }
 template <class T>
@@ -379,12 +298,6 @@ cublasStatus_t gemv(cublasHandle_t handle, cublasOperation_t ta, int m, int n, c
     });
 }
 template <class T>
-cublasStatus_t ger(cublasHandle_t handle, int m, int n, const T* alpha, const T* x, int dx, const T* y, int dy, T* A,
-                   int lda) {
-    return for_each(handle, m, n, [=, alpha = scalar(handle, alpha), v = Vector(x, m, dx), w = Vector(y, n, dy),
-                                   a = Matrix{A, lda}](int64_t i, int64_t j) { a(i, j) += alpha * v[i] * w[j]; });
-}
-template <class T>
 cublasStatus_t axpy(cublasHandle_t handle, int n, const T* alpha, const T* x, int dx, T* y, int dy) {
     return for_each(handle, n, [alpha = scalar(handle, alpha), v = Vector(x, n, dx),
                                 w = Vector(y, n, dy)](int64_t i) { w[i] += alpha * v[i]; });
@@ -394,9 +307,6 @@ template <class T> cublasStatus_t scal(cublasHandle_t handle, int n, const T* al
 }
 template <class T> cublasStatus_t copy(cublasHandle_t handle, int n, const T* x, int dx, T* y, int dy) {
     return for_each(handle, n, [v = Vector(x, n, dx), w = Vector(y, n, dy)](int64_t i) { w[i] = v[i]; });
-}
-template <class T> cublasStatus_t swap(cublasHandle_t handle, int n, T* x, int dx, T* y, int dy) {
-    return for_each(handle, n, [v = Vector(x, n, dx), w = Vector(y, n, dy)](int64_t i) { std::swap(v[i], w[i]); });
 }
 template <class T>
 cublasStatus_t dot(cublasHandle_t handle, int n, const T* x, int dx, const T* y, int dy, T* result) {
@@ -409,20 +319,6 @@ template <class T> cublasStatus_t nrm2(cublasHandle_t handle, int n, const T* x,
         return std::sqrt(sum(n, [&](int64_t i) { return double{v[i]} * v[i]; }));
     });
 }
-template <class T> cublasStatus_t asum(cublasHandle_t handle, int n, const T* x, int dx, T* result) {
-    return evaluate(handle, result, [=, v = Vector(x, n, dx)] {
-        return sum(n, [&](int64_t i) { return std::abs(double{v[i]}); });
-    });
-}
-// The index, from 1, of the first element whose absolute value is the largest (Less: std::less) or the smallest.
-template <class T, class Less> cublasStatus_t extreme(cublasHandle_t handle, int n, const T* x, int dx, int* result) {
-    return evaluate(handle, result, [=, v = Vector(x, n, dx)] {
-        int found = 0;
-        for (int i = 1; i < n; i++)
-            if (Less()(std::abs(v[found]), std::abs(v[i]))) found = i;
-        return n > 0 ? found + 1 : 0;
-    });
-}
 }  // namespace cuda_cpu
 
 #define CUDA_CPU_BLAS(name, function)                                 \
@@ -431,23 +327,11 @@ template <class T, class Less> cublasStatus_t extreme(cublasHandle_t handle, int
 CUDA_CPU_BLAS(axpy, axpy)
 CUDA_CPU_BLAS(scal, scal)
 CUDA_CPU_BLAS(copy, copy)
-CUDA_CPU_BLAS(swap, swap)
 CUDA_CPU_BLAS(dot, dot)
 CUDA_CPU_BLAS(nrm2, nrm2)
-CUDA_CPU_BLAS(asum, asum)
 CUDA_CPU_BLAS(gemv, gemv)
-CUDA_CPU_BLAS(ger, ger)
 CUDA_CPU_BLAS(gemm, gemm)
 CUDA_CPU_BLAS(gemmStridedBatched, gemm_batches)
-CUDA_CPU_BLAS(gemmBatched, gemm_pointers)
 CUDA_CPU_BLAS(geam, geam)
-CUDA_CPU_BLAS(dgmm, dgmm)
-CUDA_CPU_BLAS(syrk, syrk)
-CUDA_CPU_BLAS(symm, symm)
-CUDA_CPU_BLAS(trsm, trsm)
 inline constexpr auto& cublasHgemm = cuda_cpu::gemm<__half>;
 inline constexpr auto& cublasHgemmStridedBatched = cuda_cpu::gemm_batches<__half>;
-inline constexpr auto& cublasIsamax = cuda_cpu::extreme<float, std::less<>>;
-inline constexpr auto& cublasIdamax = cuda_cpu::extreme<double, std::less<>>;
-inline constexpr auto& cublasIsamin = cuda_cpu::extreme<float, std::greater<>>;
-inline constexpr auto& cublasIdamin = cuda_cpu::extreme<double, std::greater<>>;
