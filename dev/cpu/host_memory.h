@@ -89,11 +89,10 @@ private:
         is_own_ = false;
     }
 
-    inline static thread_local bool is_own_ = false;   // a call of malloc by this class
+    inline static thread_local bool is_own_ = false;   // this class calls malloc
     std::mutex mutex_;
     Blocks blocks_, registered_;
     inline static bool device_works_ = false;
-    inline static thread_local bool is_own_ = false;   // this class calls malloc
     uintptr_t frame_ = 0, end_of_stack_ = 0;
 };
 

@@ -75,6 +75,13 @@ __global__ void partial(float* out) {
         __syncthreads();  // partial
     out[threadIdx.x] = 1;
 }
+__global__ void early_return(float* out, int n) {
+    __shared__ float s[64];
+    s[threadIdx.x] = 1;
+    if (threadIdx.x >= n) return;
+    __syncthreads();
+    out[threadIdx.x] = s[n - 1 - threadIdx.x];
+}
 __global__ void shuffle(float* out) {
     float v = threadIdx.x;
     if (threadIdx.x < 8)
@@ -160,6 +167,7 @@ int main(int, char** arguments) {
     if (is("atomic")) add<<<1, 1>>>(reinterpret_cast<char*>(d));
     if (is("if-else")) if_else<<<1, 64>>>(d);
     if (is("partial")) partial<<<1, 64>>>(d);
+    if (is("early-return")) early_return<<<1, 64>>>(d, 40);
     if (is("shuffle")) shuffle<<<1, 64>>>(d);
     if (is("stuck")) stuck<<<1, 64>>>(d);
     if (is("uniform")) uniform<<<1, 128>>>(d, 5);
@@ -180,13 +188,13 @@ REPORTED = {
     "float4": "'const struct float4' needs a multiple of 16: thread 1 of block 0 loads",
     "float2": "'const struct float2' needs a multiple of 8: thread 0 of block 0 loads",
     "int": "'int' needs a multiple of 4: thread 0 of block 0 stores", "atomic": "an atomic function needs a multiple",
-    "if-else": "thread 32 of block 0 waits at", "partial": "thread 16 has ended without reaching it",
+    "if-else": "thread 32 of block 0 waits at", "partial": "and has ended without reaching it",
     "shuffle": "thread 8, which its mask names, has ended", "stuck": "no thread can continue",
     "parent": "end of the program: launches by kernels (dynamic parallelism) are not emulated",
     "forever": "after 10 s (--seconds)", "waits": "after 10 s (--seconds)"}
 # {case: what the program prints}; it is right
 RIGHT = {"allowed": "sum 51", "aligned": "done", "uniform": "done", "atomics": "done", "spin": "done",
-         "turns": "done"}
+         "turns": "done", "early-return": "done"}
 
 
 def main():

@@ -452,6 +452,7 @@ struct Thread {
     Tick step = 1;
     bool is_over = false;
     uint32_t waits_at = NONE;   // the site of the barrier or collective that it waits in
+    uint32_t last_site = NONE;  // of its last access
     uint32_t stack = 0;
     uint32_t segment = 0;    // stores and synchronisations so far: loads are not moved across them
     std::vector<Event> events;
@@ -767,7 +768,7 @@ static uint32_t find_site(uintptr_t pc, unsigned part, unsigned bytes, Space spa
 
 static void part_accessed(Place place, unsigned bytes, unsigned part, Access access, By by, uintptr_t pc) {
     Thread& t = me();
-    const uint32_t number = find_site(pc, part, bytes, place.space, access, by);
+    const uint32_t number = t.last_site = find_site(pc, part, bytes, place.space, access, by);
     if (access == Access::LOAD && by == By::THREAD && t.registers.hold(place.space, number, place.at)) return;
     if (access == Access::STORE) {
         t.registers.drop(place.space);
@@ -1544,8 +1545,9 @@ void waits(const void* site) {
     me().waits_at = find_site(number_of(site), 0, 0, Space::SHARED, Access::WAIT, By::THREAD);
 }
 
-// __syncthreads: orders the accesses of all threads of the block, also of those that have exited. All must reach the
-// same one.
+// __syncthreads: orders the accesses of all threads of the block, also of those that have exited. All others must reach
+// the same one. A thread that has ended without it, after an access further down, has not returned early: results.py
+// compares the lines.
 void barrier_completed(const char*) {
     if (!recording) return;
     const Pause pause;
@@ -1555,9 +1557,9 @@ void barrier_completed(const char*) {
     const uint32_t site = threads[first].waits_at;
     for (unsigned t = 0; t < threads_in_block; t++) {
         all.push_back(t);
-        if (threads[t].is_over)
-            add_divergence(site, first, {NONE}, "thread " + std::to_string(t) + " has ended without reaching it");
-        else if (threads[t].waits_at != site)
+        if (const uint32_t last = threads[t].last_site; threads[t].is_over && last != NONE)
+            add_divergence(site, first, {last, kernel->sites[last].access, t, block}, "and has ended without reaching it");
+        else if (!threads[t].is_over && threads[t].waits_at != site)
             add_divergence(site, first, {threads[t].waits_at, Access::WAIT, t, block}, "not all at the same one");
     }
     for (Thread& t : threads) t.waits_at = NONE;

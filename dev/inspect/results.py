@@ -183,6 +183,8 @@ class Kernel:
             if key == "divergent" and len({tuple(symbols.lines_within(access["stack"], self.demangled))
                                            for access in raw["accesses"]}) < len(raw["accesses"]):
                 continue        # copies of one barrier, which the compiler made
+            if raw["why"].endswith("without reaching it") and not symbols.is_after(*reversed(raw["accesses"])):
+                continue        # an early return
             accesses = []
             for access in raw["accesses"]:
                 place = symbols.place(access["stack"], self.demangled)

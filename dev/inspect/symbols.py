@@ -125,6 +125,11 @@ class Symbols:
         """Returns [(file, line)] of an access and of the calls to it, from the innermost one to that in the kernel."""
         return [(frame.file, frame.line) for frame in self.chain(stack, kernel)]
 
+    def is_after(self, later, earlier):
+        """Returns whether an access is further down in the source than another one, on the same line in the code."""
+        (a, b), stacks = [self.place(access["stack"]) for access in (later, earlier)], (later["stack"], earlier["stack"])
+        return a.file != b.file or (a.line, stacks[0][0]) > (b.line, stacks[1][0])
+
 
 class Sources:
     """Lines of source files, cached."""
