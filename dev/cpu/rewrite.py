@@ -69,7 +69,8 @@ PROVIDED = {"cub/cub.cuh", "cuda/atomic", "cuda/pipeline"}
 # included files whose contents are in another file of dev/cpu; NVIDIA's own, if installed, would clash with it
 ELSEWHERE = {r"cooperative_groups/(scan|memcpy_async)\.h": "cooperative_groups/reduce.h",
              r"cub/(cub/cub|(block|warp|thread|util)\w*(/\w+)?)\.cuh": "cub/cub.cuh",
-             r"cuda/std/atomic": "cuda/atomic", r"cuda/(std/)?barrier": "cuda/pipeline", r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
+             r"cuda/std/atomic": "cuda/atomic", r"cuda/(std/)?barrier": "cuda/pipeline",
+             r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
              r"(crt/.*|(builtin|device|driver|library|vector)_types|(math|vector|device|driver|common)_functions"
              r"|device_(atomic|double)_functions|cuda_(device_runtime_api|occupancy|profiler_api|stdint)|cudaProfiler"
              r"|channel_descriptor|host_(config|defines)|math_constants|sm_\d+_\w+)\.h(pp)?": "cuda_runtime.h",
@@ -364,8 +365,8 @@ class File:
             self.edit(directive.at, rest[-1].end, "error " + NOT_EMULATED.format(spelled, feature))
 
     def find_functions(self):
-        """Finds the kernels, the names of all other functions, and the bodies of functions that only kernels call. There,
-        and outside of functions, __CUDA_ARCH__ is that of an H100."""
+        """Finds the kernels, the names of all other functions, and the bodies of functions that only kernels call.
+        There, and outside of functions, __CUDA_ARCH__ is that of an H100."""
         tokens, own_places, device_code = self.tokens, set(), []
         for i, token in enumerate(tokens):
             found = find_parameters(tokens, i) if token.text in ("__global__", "__device__") else None

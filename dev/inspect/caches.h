@@ -87,8 +87,8 @@ public:
     }
 
     // A store adds `writes` (0 or 1) to the sectors written to memory: a sector is written once while it stays in L2.
-    // It adds `partial` (-1, 0 or 1) to those of which only a part has been stored: the rest must be fetched. is_merged:
-    // the warp has stored other bytes of the sector before, as in a loop over a thread's adjacent elements, which L2
+    // It adds `partial` (-1, 0 or 1) to those of which only a part has been stored: the rest must be fetched.
+    // is_merged: the warp has stored other bytes of the sector before, as in a loop over a thread's adjacent elements, which L2
     // receives together.
     struct Store { int writes, partial; bool is_merged, is_whole; };
     Store store(uint64_t sector, uint32_t bytes, uint64_t warp) {

@@ -8,8 +8,8 @@ none of them overlaps the others fully:
                         part is loaded as well
     L2                  bytes / L2's bandwidth, or the bandwidth of the multiprocessors that have a block; a partial
                         store of a sector costs as much as PARTIAL_BYTES
-    L1 and shared       cycles: both are one memory, which delivers 128 bytes and looks up one line of each of 4 sets per
-                        clock, for the lanes that the load/store units process per clock
+    L1 and shared       cycles: one memory, which delivers 128 bytes and looks up one line of each of 4 sets per clock,
+                        for the lanes that the load/store units process per clock
     instructions        warp instructions / 4 schedulers, or FP32 instructions / lanes, or those of a block's longest
                         warp, one after another. Without machine code: INSTRUCTIONS per request of memory
     special functions   exp2 and similar functions: 16 per clock
@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from cards import (FP32_LANES, L2_PORT, REGISTER_GRANULARITY, REGISTERS, SCHEDULERS, SECTOR, SPECIAL_FUNCTIONS, WARP,
                    WARP_GRANULARITY)
 
-# Of data sheets and microbenchmarks; MEMORY_SHARE, TURNAROUND, L1_SHARE, ISSUE_SHARE and INSTRUCTIONS are fitted to half
+# From data sheets, microbenchmarks; MEMORY_SHARE, TURNAROUND, L1_SHARE, ISSUE_SHARE and INSTRUCTIONS are fitted to half
 # of the measurements in validation.md.
 MEMORY_SHARE = 0.97         # of the bandwidth, of loads alone: the rest is refresh
 TURNAROUND = 0.08           # longer if half of the bytes are stores: the bus changes its direction

@@ -868,7 +868,7 @@ static void check_alignment(uintptr_t address, uint64_t alignment, const char* t
                             std::to_string(alignment);
     if (recording || watching) {
         const Pause pause;
-        const uint32_t site = find_site(number_of(pc), 0, 0, Space::OTHER, access, By::THREAD);
+        const uint32_t site = find_site(number_of(pc), 0, 1, Space::OTHER, access, By::THREAD);
         add_out_of_bounds({Space::OTHER, 0}, {}, site, why);
     }
     end_program(why);
@@ -886,9 +886,9 @@ static void crashed(int signal, siginfo_t* info, void*) {
         return write("host code accesses device memory, byte " + std::to_string(place.at - owner.at) + " of " +
                      std::to_string(owner.bytes) + ": expected cudaMemcpy, or memory of cudaMallocManaged");
     }
-    // The kernel does not know an address that is too large.
+    // The kernel does not know an address that is too large; if its register is the stack's, the signal is SIGBUS.
     const bool is_it = number_of(info->si_addr) - unknown.address < unknown.bytes || info->si_code == SI_KERNEL;
-    if (in_kernel && signal == SIGSEGV && is_it) {
+    if (in_kernel && (signal == SIGSEGV || signal == SIGBUS) && is_it) {
         const Pause pause;
         const auto width = static_cast<unsigned>(unknown.bytes);
         const uint32_t site = find_site(unknown.pc, 0, width, Space::OTHER, unknown.access, unknown.by);
@@ -1172,7 +1172,7 @@ static void alarm_in(double seconds) {
 // Called when the time is over. Ends the program if it interrupts a kernel's code: then the recorder and malloc are
 // in a consistent state. Between blocks, begin_launch() and next_block() end it.
 static void end_in_block(int, siginfo_t*, void*) {
-    const bool is_kernel = HostMemory::device_works() && !is_busy && !HostMemory::is_changing();
+    const bool is_kernel = in_block && HostMemory::device_works() && !is_busy && !HostMemory::is_changing();
     const std::vector<uintptr_t> stack = is_kernel ? interrupted() : std::vector<uintptr_t>();
     if (!stack.empty() && stack[0] > number_of(&__executable_start) && stack[0] <= number_of(&_end)) end_if_late();
     alarm_in(1e-3);
@@ -1357,9 +1357,9 @@ void begin_block(uint64_t number, Run run) {
     block = static_cast<unsigned>(number);
     current = 0;
     wrong_thread = NONE;
-    in_block = true;
     is_recorded = run == Run::RECORDED;
     watching = watches_launch && !is_recorded;
+    in_block = !is_recorded;
     if (!is_recorded) return;
     threads_in_block = kernel->threads();
     first_engine = warps() * LANES;
@@ -1379,7 +1379,7 @@ void begin_block(uint64_t number, Run run) {
     exchanges.assign(warps(), 0);
     if (counting) l1.reset(l1_bytes_per_block());
     if (counting) l2.begin_block(number);
-    recording = true;
+    recording = in_block = true;
 }
 
 // Returns the requests of the launch to the region with most atomics. A region that several recorded blocks access is
@@ -1558,7 +1558,8 @@ void barrier_completed(const char*) {
     for (unsigned t = 0; t < threads_in_block; t++) {
         all.push_back(t);
         if (const uint32_t last = threads[t].last_site; threads[t].is_over && last != NONE)
-            add_divergence(site, first, {last, kernel->sites[last].access, t, block}, "and has ended without reaching it");
+            add_divergence(site, first, {last, kernel->sites[last].access, t, block},
+                           "and has ended without reaching it");
         else if (!threads[t].is_over && threads[t].waits_at != site)
             add_divergence(site, first, {threads[t].waits_at, Access::WAIT, t, block}, "not all at the same one");
     }
@@ -1893,8 +1894,9 @@ static json to_json(const Kernel& kernel, const Hazards& hazards, size_t sides) 
         for (const Side* side : {&h.later, &h.earlier}) {
             if (accesses.size() == sides || side->site == NONE) break;
             const Site& site = kernel.sites[side->site];
+            const bool is_index = site.bytes == 0 && side->access != Access::WAIT;
             accesses.push_back({{"stack", stacks.with_callers(site.pc, site.stack)}, {"block", side->block},
-                                {"access", site.bytes == 0 ? "index" : name_of(side->access)},
+                                {"access", is_index ? "index" : name_of(side->access)},
                                 {"by", BY_NAMES[static_cast<int>(site.by)]},
                                 {"thread", side->actor < kernel.threads() ? static_cast<int>(side->actor) : -1}});
         }

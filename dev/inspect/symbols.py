@@ -126,9 +126,9 @@ class Symbols:
         return [(frame.file, frame.line) for frame in self.chain(stack, kernel)]
 
     def is_after(self, later, earlier):
-        """Returns whether an access is further down in the source than another one, on the same line in the code."""
-        (a, b), stacks = [self.place(access["stack"]) for access in (later, earlier)], (later["stack"], earlier["stack"])
-        return a.file != b.file or (a.line, stacks[0][0]) > (b.line, stacks[1][0])
+        """Returns whether an access is not further up in the source than another one."""
+        a, b = (self.place(access["stack"]) for access in (later, earlier))
+        return a.file != b.file or a.line >= b.line
 
 
 class Sources:

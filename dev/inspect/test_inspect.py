@@ -180,7 +180,7 @@ def test_counts():
     stored = [[kernel["launch"][figure] for figure in ("l2", "partial", "cycles")]
               for symbol, kernel in sorted(case.raw.items()) if "four_words" in symbol]
     expect_equal(stored, [[128, 0, 128], [128, 0, 32], [256, 256, 64], [256, 256, 32]],
-                 "a thread's adjacent stores reach L2 together; those of other warps are a partial store each; L1 looks "
+                 "adjacent stores of a thread reach L2 at once; those of other warps are a partial store each; L1 looks "
                  "up 4 lines per cycle if they are in different sets")
     alone, with_idle = sorted((kernel["estimate_us"] for kernel in case.kernels("one_thread")))
     expect(150 < alone < with_idle < 1.02 * alone, "idle blocks and warps do not shorten the estimate of a serial loop",
@@ -379,7 +379,8 @@ def test_out_of_bounds(case):
                  "accesses outside of shared and local arrays are found, and name the array or its type")
     run, figures = case.run_again("--", "far")
     far = figures["kernels"][-1]
-    expect_equal((run.returncode, figures["ended"], far["name"], far["estimate_us"],
+    ended = figures["ended"].replace("Bus error", "Segmentation fault")
+    expect_equal((run.returncode, ended, far["name"], far["estimate_us"],
                   [(each["why"], each["accesses"][0]["line"]) for each in far["out_of_bounds"]]),
                  (1, "by signal Segmentation fault", "far_away", None,
                   [("an address far from any array", case.line("far_away", "far away"))]),

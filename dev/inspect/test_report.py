@@ -312,10 +312,10 @@ def test_colours():
     expect_equal(levels, ["", "", "", "", "r1", "r1", "r2", "r3", "r4", "r4"],
                  "1.01 is neutral and 16.50 red; between them the colour changes with each doubling")
     expect(all(f"<dt>{term}</dt>" in glossary() for term in ("sector", "wavefront", "bank conflict", "race")) and
-           not any(mark in glossary() for mark in ("**", "`", "](")), "the page defines the terms of README.md, as HTML")
+           not any(mark in glossary() for mark in ("**", "`", "](")), "the page defines README.md's terms, as HTML")
     loop = {"depth": 0, "tma": False}
-    kernel = SimpleNamespace(bounds={}, grid=[1], block=[8, 8, 1], raw={"recorded_blocks": 1}, blocks=1, shared=0, cost=0,
-                             moved_bytes=0, main_loop=loop, in_flight=100, needed_in_flight=32 << 10)
+    kernel = SimpleNamespace(bounds={}, grid=[1], block=[8, 8, 1], raw={"recorded_blocks": 1}, blocks=1, shared=0,
+                             cost=0, moved_bytes=0, main_loop=loop, in_flight=100, needed_in_flight=32 << 10)
     expect("main loop" not in dict(facts(kernel)), "a kernel without a loop has no main loop")
     expect_equal((in_flight_words(kernel), shape_words(kernel.block), shape_words([1, 1, 1])),
                  ("<1 of 32 KB", "8x8", "1"), "few loads in flight are not none; blocks have their dimensions")

@@ -49,9 +49,12 @@ def checked_words(kernel):
     first, between, last, later = (checked[key] for key in ("first", "between", "last", "later"))
     if first + between + last + later >= kernel.launches * kernel.blocks:
         return "all"
+    if not kernel.is_complete:
+        return "part of a block"
     if first + between + last < kernel.blocks:
         blocks = f"{first:,}" + f", {between:,} more" * (between > 0) + f", the last {last:,}" * (last > 0)
-    return (f"{'block' if blocks == '1' else 'blocks 1 to'} {blocks} of {kernel.blocks:,}, launch 1 of {kernel.launches:,}"
+    of = f"of {kernel.blocks:,}, launch 1 of {kernel.launches:,}"
+    return (f"{'block' if blocks == '1' else 'blocks 1 to'} {blocks} {of}"
             + f"; {plural(later, 'block')} of launches 2 to {checked['launches']:,}" * (later > 0))
 
 
