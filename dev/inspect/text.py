@@ -88,6 +88,7 @@ COLUMNS = [
     Column("races", "pairs of source lines that race, of each array", count_of("race"), best=0),
     Column("uninit.", "source lines that read uninitialised shared memory", count_of("uninitialised read"), best=0),
     Column("bounds", "source lines with an access out of bounds", count_of("access out of bounds"), best=0),
+    Column("diverg.", "barriers and shuffles that not all their threads reach", count_of("divergent barrier"), best=0),
     Column("checked", "blocks that were checked for races and uninitialised reads; accesses out of bounds are found in "
            "every block", checked_words, str),
 ]
