@@ -9,13 +9,6 @@
 //
 // Map: addresses, call stacks and sites, kernels, threads, state, races, accesses, requests, launches and blocks,
 // synchronisation, PTX instructions, the recording
-//
-// Environment: INSPECT_OUT (the output), INSPECT_MODE (sample: few blocks run; few: all run, few are recorded; whole,
-// default: many are recorded), INSPECT_KERNEL (records kernels whose symbol or NVTX range contains this),
-// INSPECT_EXCEPT (NVTX ranges not to record), INSPECT_ACCESSES (of each kernel, to be counted; default 16,777,216),
-// INSPECT_SECONDS (ends the program after this time), INSPECT_REMOVE
-// (addresses of barriers to skip), INSPECT_REGISTERS (output of sass.py), INSPECT_FROM (an NVTX range: its
-// first launch starts the recording, its second one ends the program).
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -71,51 +64,49 @@ struct Place {
     bool is_outside = false;   // next to an array, allocation or variable
 };
 
+static uintptr_t number_of(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+
 // Translates host addresses to emulated GPU addresses. They are equal in every run, so the cache model is reproducible.
 extern "C" char inspect_guards __attribute__((weak));
 class Memory {
 public:
+    // Dynamic shared memory, a static array, an allocation or a variable.
     struct Range {
         uintptr_t begin = 0;
         size_t bytes = 0;
+        Space space = Space::OTHER;   // OTHER: a variable of the emulator, or no device memory
         uint64_t at = 0;
         const char* name = "";   // mangled, of a static array or a variable of the user
         uint64_t guard = 0;      // unused bytes before and after it
         uintptr_t site = 0;      // of an allocation: the call
         bool has(uintptr_t p) const { return p - begin < bytes; }
         uint64_t distance(uintptr_t p) const { return has(p) ? 0 : p < begin ? begin - p : p - begin - bytes + 1; }
-        Range guarded() const { return {begin - guard, bytes + 2 * guard}; }
-        bool overlaps(const Range& r) const { return begin < r.begin + r.bytes && r.begin < begin + bytes; }
+        bool is_near(uintptr_t p, size_t size) const {   // overlaps with its guards
+            return begin - guard < p + size && p < begin + bytes + guard;
+        }
     };
 
     static constexpr uint64_t STATIC_ARRAYS = cuda_cpu::hopper.l1_and_shared;   // offset: after dynamic shared memory
 
     void set_dynamic(const void* place, size_t bytes) {
-        dynamic_ = {reinterpret_cast<uintptr_t>(place), bytes, 0, "", bytes};
-        all_dynamic_ = dynamic_;
+        all_dynamic_ = dynamic_ = {number_of(place), bytes, Space::SHARED};
     }
     void set_dynamic_bytes(size_t of_launch) { dynamic_.bytes = of_launch; }
     void add_array(const void* place, size_t bytes, const char* name) {
-        arrays_.push_back({reinterpret_cast<uintptr_t>(place), bytes, shared_bytes(), name, VARIABLE_GUARD});
-        static_bytes_ += (bytes + LINE - 1) / LINE * LINE;
+        add({number_of(place), bytes, Space::SHARED, next_array_, name, VARIABLE_GUARD}, next_array_, 0, LINE);
     }
     void add_allocation(const void* place, size_t bytes, uintptr_t site) {
         constexpr uint64_t page = 1 << 21;   // a GPU's page size
-        const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
-        allocations_[begin] = {begin, bytes, next_, "", guard_bytes, site};
-        next_ += (bytes + 2 * guard_bytes + page - 1) / page * page;
-        recent_ = {};
+        add({number_of(place), bytes, Space::GLOBAL, next_, "", guard_bytes, site}, next_, guard_bytes, page);
     }
     // Variables have addresses of their own, so that those of allocations do not depend on them.
     void add_variable(const void* place, size_t bytes, const char* name, bool is_writable) {
-        const uintptr_t begin = reinterpret_cast<uintptr_t>(place);
-        const bool is_guarded = name[0] != '\0' && is_writable;
-        variables_[begin] = {begin, bytes, next_variable_, name, is_guarded ? VARIABLE_GUARD : 0};
-        next_variable_ += (bytes + 2 * VARIABLE_GUARD + LINE - 1) / LINE * LINE;
-        data_ = {variables_.begin()->first, variables_.rbegin()->first - variables_.begin()->first};
+        const Space space = name[0] != '\0' ? Space::GLOBAL : Space::OTHER;
+        const uint64_t guard = space == Space::GLOBAL && is_writable ? VARIABLE_GUARD : 0;
+        add({number_of(place), bytes, space, next_variable_, name, guard}, next_variable_, VARIABLE_GUARD, LINE);
     }
     void remove_allocation(const void* place) {
-        allocations_.erase(reinterpret_cast<uintptr_t>(place));
+        ranges_.erase(number_of(place));
         recent_ = {};
     }
     void forget_gaps() { recent_ = {}; }   // the host may have allocated memory there
@@ -126,98 +117,63 @@ public:
         return recent.has(p) && recent.has(p + bytes - 1);
     }
     Place find(const void* address) {
-        const uintptr_t p = reinterpret_cast<uintptr_t>(address);
+        const uintptr_t p = number_of(address), page = p / PAGE * PAGE;
+        Range& recent = recent_[p / PAGE % recent_.size()];
         if (all_dynamic_.has(p)) {
             last_ = &dynamic_;
-            return {Space::SHARED, p - dynamic_.begin, !dynamic_.has(p)};
-        }
-        if (const Range& recent = recent_[p / PAGE % recent_.size()]; recent.has(p)) {
-            if (recent.at == 0) return {Space::OTHER, 0};
+        } else if (recent.has(p)) {
             last_ = &recent;
-            return {Space::GLOBAL, recent.at + (p - recent.begin)};
+        } else if (last_ = nearest(p, 1); last_ == nullptr) {
+            HostMemory& host = HostMemory::of_program();
+            if (host.overlaps(p, 1)) return {Space::HOST, 0};
+            // Many instrumented accesses are to a thread's stack or to the emulator's own data.
+            if (nearest(page, PAGE) == nullptr && !all_dynamic_.is_near(page, PAGE) && !host.overlaps(page, PAGE))
+                recent = {page, PAGE};
+            return {Space::OTHER, 0};
+        } else if (last_->has(p)) {
+            recent = *last_;
         }
-        const Range* nearest = nullptr;
-        for (const Range& array : arrays_)
-            if (nearest == nullptr || array.distance(p) < nearest->distance(p)) nearest = &array;
-        if (nearest != nullptr && nearest->guarded().has(p)) {
-            last_ = nearest;
-            if (nearest->has(p)) accessed[nearest->at] = nearest->bytes;
-            return {Space::SHARED, nearest->at + (p - nearest->begin), !nearest->has(p)};
-        }
-        const auto next = allocations_.upper_bound(p + guard_bytes);
-        if (next != allocations_.begin()) {
-            const Range& found = std::prev(next)->second;
-            last_ = &found;
-            if (found.has(p)) recent_[p / PAGE % recent_.size()] = found;
-            if (found.guarded().has(p)) return {Space::GLOBAL, found.at + p - found.begin, !found.has(p)};
-        }
-        if (data_.has(p)) return find_variable(p);
-        if (HostMemory::of_program().overlaps(p, 1)) return {Space::HOST, 0};
-        note_gap(p / PAGE * PAGE);
-        return {Space::OTHER, 0};
+        if (last_->space == Space::SHARED && last_->at > 0 && last_->has(p)) accessed[last_->at] = last_->bytes;
+        return {last_->space, last_->at + p - last_->begin, !last_->has(p)};
     }
     const Range& found() const { return *last_; }   // the range that find() has found last, or the one next to it
     std::map<uint64_t, uint64_t> accessed;   // offset and bytes of the static arrays that have been found
-    uint64_t shared_bytes() const { return STATIC_ARRAYS + static_bytes_; }
+    uint64_t shared_bytes() const { return next_array_; }
 
     // Returns the array, allocation or variable that an address is in.
     Range owner(Space space, uint64_t at) const {
-        Range found;
-        const auto look_at = [&](const Range& range) {
-            if (at - range.at < range.bytes) found = range;
-        };
-        if (space == Space::SHARED) {
-            if (at < all_dynamic_.bytes) return dynamic_;
-            for (const Range& array : arrays_) look_at(array);
-        } else {
-            for (const auto& [begin, allocation] : allocations_) look_at(allocation);
-            for (const auto& [begin, variable] : variables_) look_at(variable);
-        }
-        return found;
+        if (space == Space::SHARED && at < all_dynamic_.bytes) return dynamic_;
+        for (const auto& [begin, range] : ranges_)
+            if (range.space == space && at - range.at < range.bytes) return range;
+        return {};
     }
 
 private:
-    // Returns the place of an address in data_.
-    Place find_variable(uintptr_t p) {
-        const auto after = variables_.upper_bound(p);
-        const Range &before = std::prev(after)->second, &next = after->second;
-        const bool is_users = before.name[0] != '\0';
-        if (before.has(p)) {
-            Range& recent = recent_[p / PAGE % recent_.size()] = before;
-            if (!is_users) recent.at = 0;
-            last_ = &recent;
-            return {is_users ? Space::GLOBAL : Space::OTHER, before.at + p - before.begin};
-        }
-        const bool is_past = before.guarded().has(p), is_before = next.guarded().has(p);
-        last_ = is_past && (!is_before || before.distance(p) <= next.distance(p)) ? &before : &next;
-        return {is_past || is_before ? Space::GLOBAL : Space::OTHER, last_->at + p - last_->begin, true};
+    // Adds a range. next: its address; becomes that of the next one, `unused` bytes before and after each.
+    void add(const Range& range, uint64_t& next, uint64_t unused, uint64_t alignment) {
+        ranges_[range.begin] = range;
+        next += (range.bytes + 2 * unused + alignment - 1) / alignment * alignment;
+        recent_ = {};
     }
 
-    // Caches a page that contains no device memory: many instrumented accesses are to a thread's stack or to the
-    // emulator's own data.
-    void note_gap(uintptr_t begin) {
-        const Range gap{begin, PAGE};
-        for (const Range& array : arrays_)
-            if (array.guarded().overlaps(gap)) return;
-        const auto after = allocations_.lower_bound(begin + PAGE + guard_bytes);
-        if (all_dynamic_.overlaps(gap) || data_.overlaps(gap) || HostMemory::of_program().overlaps(begin, PAGE)) return;
-        if (after != allocations_.begin() && std::prev(after)->second.guarded().overlaps(gap)) return;
-        recent_[begin / PAGE % recent_.size()] = gap;
+    // Returns the range that overlaps these bytes, also with its guards: the nearest one; nullptr if none.
+    const Range* nearest(uintptr_t p, size_t bytes) const {
+        const auto next = ranges_.lower_bound(p + bytes);
+        const Range* const after = next == ranges_.end() ? nullptr : &next->second;
+        const Range* const before = next == ranges_.begin() ? nullptr : &std::prev(next)->second;
+        const bool is_after = after != nullptr && after->is_near(p, bytes);
+        if (before == nullptr || !before->is_near(p, bytes)) return is_after ? after : nullptr;
+        return is_after && after->distance(p) < before->distance(p) ? after : before;
     }
 
     static constexpr uintptr_t PAGE = 1 << 12;
-    std::array<Range, 1024> recent_{};   // by page: found last in it; at == 0: not memory of the user
+    std::array<Range, 1024> recent_{};   // by page: found last in it, or a page without any range
     Range dynamic_, all_dynamic_;
     const Range* last_ = nullptr;
-    std::vector<Range> arrays_;
-    uint64_t static_bytes_ = 0;
-    std::map<uintptr_t, Range> allocations_;
-    uint64_t next_ = 1 << 21;
+    std::map<uintptr_t, Range> ranges_;   // by begin
     // Bytes before and after each variable, which dev/inspect/Makefile inserts; 0 without them.
     const uint64_t VARIABLE_GUARD = reinterpret_cast<uintptr_t>(&inspect_guards);
-    std::map<uintptr_t, Range> variables_;
-    Range data_;   // from the first variable to the last one, which is not the user's
-    uint64_t next_variable_ = uint64_t{1} << 40;
+    uint64_t next_array_ = STATIC_ARRAYS, next_ = 1 << 21, next_variable_ = uint64_t{1} << 40;   // see add()
 };
 
 // ==== call stacks and sites ==============================================================================
@@ -443,13 +399,21 @@ struct PendingCopy {
     unsigned group;
 };
 
-struct Thread {
-    Clock clock, fenced;     // fenced: accesses that are visible to TMA and wgmma (after fence.proxy.async)
+// What a thread has synchronised with.
+struct Clocks {
+    Clock clock, fenced;   // fenced: accesses that are visible to TMA and wgmma (after fence.proxy.async)
+    Clock passed;          // latest step of each thread that has certainly executed; says nothing about visibility
+    void take(const Clocks& other) {
+        clock = join(clock, other.clock);
+        fenced = join(fenced, other.fenced);
+        passed = join(passed, other.passed);
+    }
+};
+
+struct Thread : Clocks {
     // clock at the last __threadfence, or __threadfence_block; blocks or threads that see a later atomic acquire it
     Clock released, released_in_block;
-    Tick own = 1;
-    Clock passed;            // latest step of each thread that has certainly executed; says nothing about visibility
-    Tick step = 1;
+    Tick own = 1, step = 1;
     bool is_over = false;
     uint32_t waits_at = NONE;   // the site of the barrier or collective that it waits in
     uint32_t last_site = NONE;  // of its last access
@@ -473,26 +437,21 @@ struct Waiter {
 struct Sync {
     unsigned slot;
     std::vector<Waiter> waiters;
-    Clock arriving_passed, ended_passed[2];
-    Clock arriving, arriving_fenced;     // of all arrivals so far
-    Clock ended[2], ended_fenced[2];     // at the end of the last phase with that parity
-    Tick phases = 0;                     // completed phases
+    Clocks arriving;      // of all arrivals so far
+    Clocks ended[2];      // at the end of the last phase with that parity
+    Tick phases = 0;      // completed phases
 };
 
-// A TMA load: one box of a tensor map.
-struct Box {
+// Accesses that an instruction makes later: those of a TMA copy of one box of a tensor map, or of a wgmma.
+struct Bulk {
     Moment moment;
-    uint32_t store_site, load_site;
-    const void* barrier;
-    std::vector<uint64_t> to, from;
-};
-
-struct WgmmaProduct {
-    Moment moment;
-    Clock fenced;
-    unsigned warp;
-    uint32_t site;
-    std::vector<uint64_t> a, b;
+    const void* barrier;   // of a TMA copy
+    Clock fenced;          // of a wgmma
+    struct Side {
+        uint32_t site;
+        std::vector<uint64_t> at;
+    };
+    Side first, second;    // to and from; operands A and B
 };
 
 // ==== state ==============================================================================================
@@ -500,24 +459,34 @@ struct WgmmaProduct {
 using Shape = std::tuple<const void*, std::string, std::array<unsigned, 6>, size_t, std::vector<int64_t>,
                          std::vector<bool>>;
 
-// ---- settings
-static const cuda_cpu::Card* card_;   // card() is a function of dev/cpu
-static bool is_sample, is_whole;      // INSPECT_MODE
-static std::string only, from;
-static std::set<std::string> except;
-static double seconds;
-static std::set<uintptr_t> removed;
-static json registers = json::object();   // the output of sass.py
-static bool is_open, is_written;
-static std::vector<uintptr_t> ended_at;   // the call stack of the host code that ended the program
-static std::chrono::steady_clock::time_point start;
+// ---- settings: environment variables. INSPECT_OUT is the path of the recording.
+static std::string setting(const char* name) { return getenv(name) != nullptr ? getenv(name) : ""; }
+template <class T> static std::set<T> settings(const char* name) {
+    std::istringstream words(setting(name));
+    std::set<T> all;
+    for (T word; words >> std::hex >> word;) all.insert(word);
+    return all;
+}
+// sample: few blocks run; few: all run, few are recorded; whole, the default: many are recorded.
+static const std::string mode = setting("INSPECT_MODE");
+static const bool is_sample = mode == "sample", is_whole = !is_sample && mode != "few";
+static const std::string only = setting("INSPECT_KERNEL");   // in the symbol or NVTX range of kernels to record
+static const std::set<std::string> except = settings<std::string>("INSPECT_EXCEPT");   // NVTX ranges not to record
+static const std::string from = setting("INSPECT_FROM");     // from the first launch in this range to the second one
+static const double seconds = atof(setting("INSPECT_SECONDS").c_str());   // ends the program after this time
+static const std::set<uintptr_t> removed = settings<uintptr_t>("INSPECT_REMOVE");   // addresses of barriers to skip
+static const auto start = std::chrono::steady_clock::now();
 
 // ---- the program
+static const cuda_cpu::Card* card_;    // card() is a function of dev/cpu
+static json registers = json::object();   // INSPECT_REGISTERS: the output of sass.py
+static bool is_open, is_written;
+static std::vector<uintptr_t> ended_at;   // the call stack of the host code that ended the program
 static bool recording;                 // a recorded block is running
 static bool is_busy;                   // the recorder is running
 static void (*yield)();                // lets other threads of the block run
 static bool watching;                  // another block is running: only its addresses are checked
-static bool in_block, is_recorded, counting;   // a block runs; it is recorded; its requests are also counted
+static bool in_block, is_recorded;     // a block runs; it is recorded
 static bool records_launches = true;   // set by record_launches()
 static unsigned from_launches;         // launches in the range `from`
 static Memory memory;
@@ -532,7 +501,7 @@ static Kernel* kernel;
 static uint64_t next_number;
 static bool records_launch, watches_launch;
 static uint64_t first_checked, blocks_to_check;   // see is_checked()
-static Shadow global_shadow, shared_shadow;
+static Shadow global_shadow;
 static L1 l1;
 static L2 l2;
 struct Atomics {
@@ -545,30 +514,26 @@ static std::map<uint64_t, std::map<unsigned, Clock>> released;   // address of a
 // ---- the block
 constexpr unsigned ENGINES = 64;                 // TMA actors per block: one per mbarrier, up to this many
 static unsigned block, threads_in_block, first_engine, current;   // current: the thread that runs
-static std::vector<Thread> threads{1};
-static std::vector<uint16_t> written;            // per granule of shared memory: one bit per byte
-static std::map<const void*, Sync> syncs;
-static std::map<unsigned, Clock> acquired;       // clocks of other blocks, received through atomics
-static std::set<uint64_t> own_atomics;           // addresses in global memory of the block's atomics
-static std::map<std::pair<Space, uint64_t>, Clock> released_in_block;   // by address of an atomic
-static std::vector<Box> boxes;
-static std::vector<WgmmaProduct> wgmmas;
-static std::vector<Tick> wgmma_ticks;            // per warp: completed wgmma
-static std::vector<std::vector<Queued>> queues;  // per warp: requests since the last barrier
 static size_t queued_requests;                   // of all warps
 static uint64_t counted_warp;                    // the warp whose requests are counted: its number in the launch
-static std::vector<uint32_t> rounds, exchanges;  // per warp: rounds and collectives since the last barrier
+struct Block {
+    bool counting = false;                         // its requests are counted
+    std::vector<Thread> threads;
+    std::vector<uint16_t> written;                 // per granule of shared memory: one bit per byte
+    Shadow shared_shadow;
+    std::map<const void*, Sync> syncs;
+    std::map<unsigned, Clock> acquired;            // clocks of other blocks, received through atomics
+    std::set<uint64_t> own_atomics;                // addresses in global memory of the block's atomics
+    std::map<std::pair<Space, uint64_t>, Clock> released_in_block;   // by address of an atomic
+    std::vector<Bulk> bulks;
+    std::vector<Tick> wgmma_ticks;                 // per warp: completed wgmma
+    std::vector<std::vector<Queued>> queues;       // per warp: requests since the last barrier
+    std::vector<uint32_t> rounds, exchanges;       // per warp: rounds and collectives since the last barrier
+};
+static Block state;
 
 // ---- blocks of a cooperative launch
-struct Suspended {
-    std::vector<Thread> threads;
-    std::vector<uint16_t> written;
-    std::map<const void*, Sync> syncs;
-    std::map<unsigned, Clock> acquired;
-    Shadow shadow;
-    bool counting;
-};
-static std::map<unsigned, Suspended> suspended;
+static std::map<unsigned, Block> suspended;
 static std::map<unsigned, Clock> arriving, at_grid_barrier;   // by block, at the grid's next and at its last barrier
 
 // Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
@@ -585,9 +550,8 @@ static Space space_of(const void* address) {
     return memory.find(address).space;
 }
 
-static uintptr_t number_of(const void* p) { return reinterpret_cast<uintptr_t>(p); }
-static Thread& me() { return threads[current]; }
-static Moment moment_of(unsigned t) { return {threads[t].clock, t, threads[t].own}; }
+static Thread& me() { return state.threads[current]; }
+static Moment moment_of(unsigned t) { return {state.threads[t].clock, t, state.threads[t].own}; }
 static unsigned warps() { return (threads_in_block + LANES - 1) / LANES; }
 static unsigned actors() { return first_engine + ENGINES + warps(); }
 static unsigned wgmma_actor(unsigned warp) { return first_engine + ENGINES + warp; }
@@ -603,7 +567,7 @@ static void end_program(const std::string& ended) {
 static void overwritten(const volatile void* address, size_t bytes) {
     const Place place = memory.find(const_cast<const void*>(address));
     if (recording && place.space == Space::SHARED)
-        written[place.at / GRANULE] |= static_cast<uint16_t>(((1u << bytes) - 1) << place.at % GRANULE);
+        state.written[place.at / GRANULE] |= static_cast<uint16_t>(((1u << bytes) - 1) << place.at % GRANULE);
 }
 
 // ==== races ==============================================================================================
@@ -611,16 +575,16 @@ static void overwritten(const volatile void* address, size_t bytes) {
 // CUDA C++ Programming Guide, "SIMT Architecture": which thread performs the final write is undefined.
 constexpr const char* ONE_INSTRUCTION = "lanes of one instruction, in undefined order; safe if all values are equal";
 
-// A new access, which is compared with earlier ones, and the entry that it adds to the shadow memory.
+// A new access, which is compared with earlier ones, and the entry that it adds to the shadow memory. A report names
+// the thread of the moment.
 struct NewAccess {
     Moment moment;
     unsigned actor;     // of the entry
     Tick tick;          // of the entry
     Kind kind;
-    bool generic;
-    const Clock* fenced;   // for reads through the async proxy: the stores that it sees
     uint32_t site;
-    unsigned thread;    // named in a report
+    bool generic = true;
+    const Clock* fenced = nullptr;   // for reads through the async proxy: the stores that it sees
 };
 
 // Returns whether the entry's access happens before the new one. If not, sets *why to the reason for the race. Accesses
@@ -635,7 +599,7 @@ static bool happens_before(const Entry& entry, Space space, const NewAccess& lat
             const auto found = clocks.find(entry.block);
             return found != clocks.end() && covers(found->second);
         };
-        return in(acquired) || in(at_grid_barrier);
+        return in(state.acquired) || in(at_grid_barrier);
     }
     *why = "no synchronisation between them";
     if (!later.moment.covers(entry.first_actor, entry.lanes, entry.tick)) return false;
@@ -662,7 +626,7 @@ static void report_race(Space space, uint64_t at, const Entry& entry, const NewA
         lane = static_cast<unsigned>(__builtin_ctz(rest));
         break;
     }
-    add(kernel->races, space, memory.owner(space, at), at, {later.site, access, later.thread, block},
+    add(kernel->races, space, memory.owner(space, at), at, {later.site, access, later.moment.actor, block},
              {entry.site, other, entry.first_actor + lane, entry.block}, why);
 }
 
@@ -684,18 +648,18 @@ static bool keep_of_others(Entry* (&others)[2], Entry& entry) {
 
 // Marks written bytes of shared memory, and reports reads of bytes that have not been written.
 static void check_written(uint64_t granule, uint16_t mask, const NewAccess& later) {
-    const unsigned missing = mask & ~written[granule];
+    const unsigned missing = mask & ~state.written[granule];
     if (later.kind != Kind::WRITE && missing != 0) {
         const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
         add(kernel->uninitialised, Space::SHARED, memory.owner(Space::SHARED, at), at,
-            {later.site, Access::LOAD, later.thread, block}, {}, "");
+            {later.site, Access::LOAD, later.moment.actor, block}, {}, "");
     }
-    if (!is_read(later.kind)) written[granule] |= mask;
+    if (!is_read(later.kind)) state.written[granule] |= mask;
 }
 
 static void touch_granule(Space space, uint64_t granule, uint16_t mask, const NewAccess& later) {
     if (space == Space::SHARED) check_written(granule, mask, later);
-    Shadow& shadow = space == Space::SHARED ? shared_shadow : global_shadow;
+    Shadow& shadow = space == Space::SHARED ? state.shared_shadow : global_shadow;
     const bool is_thread = later.actor < first_engine;
     const uint32_t first_actor = is_thread ? later.actor / LANES * LANES : later.actor;
     const uint32_t lanes = is_thread ? 1u << later.actor % LANES : 1;
@@ -708,7 +672,7 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
         const uint64_t at = granule * GRANULE + (common == 0 ? 0 : static_cast<uint64_t>(__builtin_ctz(common)));
         // Atomics of one address have an order, so a block's own one is after those that it follows.
         const bool in_order = is_atomic(entry.kind) &&
-                              (is_atomic(later.kind) || (entry.block != block && own_atomics.count(at) > 0));
+                              (is_atomic(later.kind) || (entry.block != block && state.own_atomics.count(at) > 0));
         const bool conflict = common != 0 && !(is_read(entry.kind) && is_read(later.kind)) && !in_order;
         const bool is_of_warp = entry.first_actor == first_actor && entry.block == block;
         if (is_of_warp && entry.kind == later.kind && entry.tick == later.tick) {
@@ -736,7 +700,7 @@ static void touch_granule(Space space, uint64_t granule, uint16_t mask, const Ne
 }
 
 static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later) {
-    (counting ? kernel->accesses : kernel->checked_accesses)++;
+    (state.counting ? kernel->accesses : kernel->checked_accesses)++;
     for (uint64_t done = 0; done < bytes;) {
         const uint64_t granule = (at + done) / GRANULE, first = (at + done) % GRANULE;
         const uint64_t count = std::min<uint64_t>(GRANULE - first, bytes - done);
@@ -774,23 +738,23 @@ static void part_accessed(Place place, unsigned bytes, unsigned part, Access acc
         t.registers.drop(place.space);
         t.segment++;
     }
-    if (counting) t.events.push_back({place.at, number, t.segment});
+    if (state.counting) t.events.push_back({place.at, number, t.segment});
     if (by == By::ATOMIC && place.space == Space::GLOBAL) {
-        own_atomics.insert(place.at);
+        state.own_atomics.insert(place.at);
         auto& by_block = released[place.at];
         for (const auto& [other, clock] : by_block)
-            if (other != block) acquired[other] = join(acquired[other], clock);
+            if (other != block) state.acquired[other] = join(state.acquired[other], clock);
         if (t.released != nullptr) by_block[block] = join(by_block[block], t.released);
     }
     if (by == By::ATOMIC) {
-        Clock& here = released_in_block[{place.space, place.at}];
+        Clock& here = state.released_in_block[{place.space, place.at}];
         t.clock = join(t.clock, here);
         here = join(here, t.released_in_block);
     }
     const Kind loads = by == By::ATOMIC ? Kind::ATOMIC_READ : Kind::READ;
     const Kind stores = by == By::ATOMIC ? Kind::ATOMIC : Kind::WRITE;
     const Kind kind = access == Access::LOAD ? loads : stores;
-    touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, true, nullptr, number, current});
+    touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, number});
 }
 
 // Reports threads that wait at another barrier than others, or for threads that have ended.
@@ -801,10 +765,15 @@ static void add_divergence(uint32_t site, unsigned thread, const Side& other, co
     if (!is_known) add(kernel->divergent, Space::SHARED, {}, 0, {site, Access::WAIT, thread, block}, other, why);
 }
 
-// Reports an access outside of an allocation, a variable or an array in shared memory.
-static void add_out_of_bounds(Place place, const Memory::Range& owner, uint32_t site, const std::string& why) {
-    const Side side{site, kernel->sites[site].access, current, block};
-    add(kernel->out_of_bounds, place.space, owner, place.at, side, {}, why);
+// Reports an access next to an allocation, a variable or an array in shared memory.
+static void add_out_of_bounds(Place place, const Memory::Range& owner, uintptr_t pc, size_t bytes, Access access, By by,
+                              const std::string& why) {
+    const Pause pause;
+    const uint32_t site = find_site(pc, 0, static_cast<unsigned>(bytes), place.space, access, by);
+    add(kernel->out_of_bounds, place.space, owner, place.at, {site, access, current, block}, {}, why);
+}
+static void add_invalid(uintptr_t pc, size_t bytes, Access access, By by, const std::string& why) {
+    add_out_of_bounds({Space::OTHER, 0}, {}, pc, bytes, access, by, why);
 }
 
 // The last access that may have an invalid address; a thread after an index out of bounds.
@@ -819,16 +788,14 @@ static bool is_inside(Place& place, Access access, By by, const void* address, s
         return false;
     }
     if (place.space == Space::HOST) {
-        const uint32_t site = find_site(pc, 0, static_cast<unsigned>(bytes), Space::OTHER, access, by);
-        add_out_of_bounds({Space::OTHER, 0}, {}, site, "the host's memory, which a GPU cannot access");
+        add_invalid(pc, bytes, access, by, "the host's memory, which a GPU cannot access");
         return false;
     }
     if (access == Access::STORE) wrong_thread = NONE;
     const Memory::Range& range = memory.found();
     if (!place.is_outside && place.at + bytes <= range.at + range.bytes) return true;
     if (!place.is_outside) place.at = range.at + range.bytes;   // a wide access that begins in the range
-    const auto width = static_cast<unsigned>(bytes);
-    add_out_of_bounds(place, range, find_site(pc, 0, width, place.space, access, by), "");
+    add_out_of_bounds(place, range, pc, bytes, access, by, "");
     return false;
 }
 
@@ -854,8 +821,8 @@ void access(Access access, By by, const void* address, size_t bytes, const void*
 static void wrong_index(const char* type, int64_t index, const void* pc) {
     if (!recording && !watching) return;
     const Pause pause;
-    const uint32_t site = find_site(number_of(pc), 0, 0, Space::OTHER, Access::LOAD, By::THREAD);
-    add_out_of_bounds({Space::OTHER, 0}, {}, site, "index " + std::to_string(index) + " of an array of type " + type);
+    add_invalid(number_of(pc), 0, Access::LOAD, By::THREAD,
+                "index " + std::to_string(index) + " of an array of type " + type);
     wrong_thread = current;
 }
 
@@ -866,11 +833,7 @@ static void check_alignment(uintptr_t address, uint64_t alignment, const char* t
     if (space_of(reinterpret_cast<const void*>(address)) == Space::OTHER) return;
     const std::string why = "a misaligned address: " + std::string(type) + " needs a multiple of " +
                             std::to_string(alignment);
-    if (recording || watching) {
-        const Pause pause;
-        const uint32_t site = find_site(number_of(pc), 0, 1, Space::OTHER, access, By::THREAD);
-        add_out_of_bounds({Space::OTHER, 0}, {}, site, why);
-    }
+    if (recording || watching) add_invalid(number_of(pc), 1, access, By::THREAD, why);
     end_program(why);
 }
 
@@ -888,12 +851,8 @@ static void crashed(int signal, siginfo_t* info, void*) {
     }
     // The kernel does not know an address that is too large; if its register is the stack's, the signal is SIGBUS.
     const bool is_it = number_of(info->si_addr) - unknown.address < unknown.bytes || info->si_code == SI_KERNEL;
-    if (in_kernel && (signal == SIGSEGV || signal == SIGBUS) && is_it) {
-        const Pause pause;
-        const auto width = static_cast<unsigned>(unknown.bytes);
-        const uint32_t site = find_site(unknown.pc, 0, width, Space::OTHER, unknown.access, unknown.by);
-        add_out_of_bounds({Space::OTHER, 0}, {}, site, "an address far from any array");
-    }
+    if (in_kernel && (signal == SIGSEGV || signal == SIGBUS) && is_it)
+        add_invalid(unknown.pc, unknown.bytes, unknown.access, unknown.by, "an address far from any array");
     write(std::string("by signal ") + strsignal(signal));
     raise(signal);
 }
@@ -986,16 +945,18 @@ static Level account(const Queued& queued) {
 }
 
 // Counts accesses by TMA or wgmma: chunks of 16 bytes, assumed to be transferred in the best order.
-static void account_bulk(Site& site, const std::vector<uint64_t>& chunks) {
-    if (!counting) return;
+static void account_bulk(const Bulk::Side& side) {
+    if (!state.counting) return;
+    Site& site = kernel->sites[side.site];
+    const std::vector<uint64_t>& chunks = side.at;
     site.requests++;
     site.lanes++;
     site.bytes_used += chunks.size() * GRANULE;
     if (site.space == Space::SHARED) {
-        std::array<uint64_t, BANKS> words{};
+        std::vector<uint64_t> words;
         for (uint64_t at : chunks)
-            for (uint64_t byte = 0; byte < GRANULE; byte += WORD) words[(at + byte) / WORD % BANKS]++;
-        const uint64_t taken = *std::max_element(words.begin(), words.end());
+            for (uint64_t byte = 0; byte < GRANULE; byte += WORD) words.push_back((at + byte) / WORD);
+        const uint64_t taken = most_of_a_bank(words);
         site.wavefronts += taken;
         site.least_wavefronts += (chunks.size() * GRANULE + LINE - 1) / LINE;
         add_cycles(taken);
@@ -1061,14 +1022,14 @@ static void flush(unsigned warp) {
         uint32_t segment = 0, in_segment = 0;
     };
     static std::vector<OfSite> of_sites;
-    std::vector<Queued>& queue = queues[warp];
+    std::vector<Queued>& queue = state.queues[warp];
     const size_t begin = queue.size();
     of_sites.resize(std::max(of_sites.size(), kernel->sites.size()));
     const unsigned first = warp * LANES, last = std::min(first + LANES, threads_in_block);
     std::map<std::pair<uint32_t, uint32_t>, uint32_t> round_numbers;   // {segment, executions / UNROLL} -> round
     for (unsigned t = first; t < last; t++) {
         const unsigned lane = t - first;
-        for (const Event& event : threads[t].events) {
+        for (const Event& event : state.threads[t].events) {
             OfSite& of_site = of_sites[event.site];
             if (of_site.lane != lane) of_site.accesses = 0;
             of_site.lane = lane;
@@ -1077,8 +1038,8 @@ static void flush(unsigned warp) {
                 of_site.in_segment = nth > 0 && of_site.segment == event.segment ? of_site.in_segment + 1 : 0;
                 of_site.segment = event.segment;
                 const auto [place, is_new] =
-                    round_numbers.try_emplace({event.segment, of_site.in_segment / UNROLL}, rounds[warp]);
-                rounds[warp] += is_new;
+                    round_numbers.try_emplace({event.segment, of_site.in_segment / UNROLL}, state.rounds[warp]);
+                state.rounds[warp] += is_new;
                 const unsigned bytes = kernel->sites[event.site].bytes;
                 of_site.requests.push_back(static_cast<uint32_t>(queue.size()));
                 queue.push_back({event.site, place->second, bytes, {}});
@@ -1088,8 +1049,8 @@ static void flush(unsigned warp) {
             request.address[lane] = event.address;
             request.active |= 1u << lane;
         }
-        threads[t].events.clear();
-        threads[t].segment++;
+        state.threads[t].events.clear();
+        state.threads[t].segment++;
     }
     queued_requests += queue.size() - begin;
     for (size_t i = begin; i < queue.size(); i++) {
@@ -1106,16 +1067,16 @@ static void flush(unsigned warp) {
 static void count_queued() {
     static std::vector<std::vector<Level>> levels;
     levels.resize(std::max<size_t>(levels.size(), warps()));
-    for (unsigned warp = 0; warp < warps(); warp++) levels[warp].assign(rounds[warp], NO_WAIT);
+    for (unsigned warp = 0; warp < warps(); warp++) levels[warp].assign(state.rounds[warp], NO_WAIT);
     queued_requests = 0;
     bool is_more = true;
     for (size_t n = 0; is_more; n++) {
         is_more = false;
         for (unsigned warp = 0; warp < warps(); warp++) {
-            if (n >= queues[warp].size()) continue;
+            if (n >= state.queues[warp].size()) continue;
             is_more = true;
             counted_warp = uint64_t{block} * warps() + warp;
-            const Queued& queued = queues[warp][n];
+            const Queued& queued = state.queues[warp][n];
             Level& level = levels[warp][queued.round];
             level = std::max(level, account(queued));
         }
@@ -1125,21 +1086,21 @@ static void count_queued() {
     uint64_t most = 0;
     size_t longest_queue = 0;
     for (unsigned warp = 0; warp < warps(); warp++) {
-        kernel->totals.requests += queues[warp].size();
-        longest_queue = std::max(longest_queue, queues[warp].size());
+        kernel->totals.requests += state.queues[warp].size();
+        longest_queue = std::max(longest_queue, state.queues[warp].size());
         constexpr uint64_t weights[] = {0, 1, 1, 8, 20, 1};
         std::array<uint64_t, 6> waits{};
         for (Level level : levels[warp]) {
             waits[level]++;
             kernel->totals.rounds += level >= WAIT_L1;
         }
-        waits[5] = exchanges[warp];
+        waits[5] = state.exchanges[warp];
         uint64_t sum = 0;
         for (size_t i = 0; i < waits.size(); i++) sum += weights[i] * waits[i];
         if (sum > most) longest = waits;
         most = std::max(most, sum);
-        queues[warp].clear();
-        rounds[warp] = exchanges[warp] = 0;
+        state.queues[warp].clear();
+        state.rounds[warp] = state.exchanges[warp] = 0;
     }
     Totals& totals = kernel->totals;
     totals.waits_shared += longest[WAIT_SHARED];
@@ -1158,7 +1119,6 @@ static void drain() {
 
 // ==== launches and blocks ================================================================================
 
-static std::string setting(const char* name) { return getenv(name) != nullptr ? getenv(name) : ""; }
 static bool counts() { return from.empty() || from_launches > 0; }
 
 static void end_if_late();
@@ -1180,19 +1140,9 @@ static void end_in_block(int, siginfo_t*, void*) {
 
 static void open() {
     if (std::exchange(is_open, true)) return;
-    start = std::chrono::steady_clock::now();
     card_ = cuda_cpu::card() != nullptr ? cuda_cpu::card() : cuda_cpu::find_card("h100");
-    is_sample = setting("INSPECT_MODE") == "sample";
-    is_whole = !is_sample && setting("INSPECT_MODE") != "few";
-    only = setting("INSPECT_KERNEL");
-    from = setting("INSPECT_FROM");
-    seconds = atof(setting("INSPECT_SECONDS").c_str());
     if (const uint64_t n = strtoull(setting("INSPECT_ACCESSES").c_str(), nullptr, 10))
         in_a_program = {8, n, 2 * n, 4 * n};
-    std::istringstream names(setting("INSPECT_EXCEPT"));
-    for (std::string name; names >> name;) except.insert(name);
-    std::istringstream addresses(setting("INSPECT_REMOVE"));
-    for (uintptr_t pc; addresses >> std::hex >> pc;) removed.insert(pc);
     if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers = json::parse(file);
     atexit([] { write("at its end"); });
     void* frame = nullptr;
@@ -1348,8 +1298,8 @@ Run next_block() {
     const Run otherwise = is_sample && kernel->blocks() > 1 ? Run::STOP : Run::UNRECORDED;
     if (!records_launch) return otherwise;
     const Run run = kernel->recorded_launches == 1 ? count_block(number, otherwise) : otherwise;
-    counting = run == Run::RECORDED;
-    return !counting && is_whole && is_checked(number) ? Run::RECORDED : run;
+    state.counting = run == Run::RECORDED;
+    return !state.counting && is_whole && is_checked(number) ? Run::RECORDED : run;
 }
 
 // Begins a block that runs, which is recorded or not.
@@ -1363,22 +1313,13 @@ void begin_block(uint64_t number, Run run) {
     if (!is_recorded) return;
     threads_in_block = kernel->threads();
     first_engine = warps() * LANES;
-    threads.clear();
-    threads.resize(threads_in_block);
-    shared_shadow.clear();
-    written.assign(memory.shared_bytes() / GRANULE + 1, 0);
-    syncs.clear();
-    acquired.clear();
-    released_in_block.clear();
-    own_atomics.clear();
-    boxes.clear();
-    wgmmas.clear();
-    wgmma_ticks.assign(threads_in_block / LANES + 1, 0);
-    queues.resize(std::max<size_t>(queues.size(), warps()));
-    rounds.assign(warps(), 0);
-    exchanges.assign(warps(), 0);
-    if (counting) l1.reset(l1_bytes_per_block());
-    if (counting) l2.begin_block(number);
+    state = Block{state.counting};
+    state.threads.resize(threads_in_block);
+    state.written.resize(memory.shared_bytes() / GRANULE + 1);
+    for (auto* of_warps : {&state.wgmma_ticks, &state.rounds, &state.exchanges}) of_warps->resize(warps());
+    state.queues.resize(warps());
+    if (state.counting) l1.reset(l1_bytes_per_block());
+    if (state.counting) l2.begin_block(number);
     recording = in_block = true;
 }
 
@@ -1405,12 +1346,12 @@ void end_block() {
     for (unsigned warp = 0; warp < warps(); warp++) {   // a warp takes as long for one lane as for all
         uint64_t most = 0;
         for (unsigned t = warp * LANES; t < std::min((warp + 1) * LANES, threads_in_block); t++)
-            most = std::max(most, LANES * threads[t].special);
+            most = std::max(most, LANES * state.threads[t].special);
         kernel->totals.special += most;
         of_warp = std::max(of_warp, most);
     }
     kernel->totals.warp_special += of_warp;
-    if (!counting) {
+    if (!state.counting) {
         kernel->totals = kernel->after_block.empty() ? Totals{} : kernel->after_block.back();
         return;
     }
@@ -1429,7 +1370,7 @@ void product(const Product& product) {
 }
 
 void record_launches(bool at_launches) { records_launches = at_launches; }
-bool only_counts() { return setting("INSPECT_MODE") == "sample"; }
+bool only_counts() { return is_sample; }
 
 // At a deadlock, also names where threads wait.
 void fatal_error(const char* why) {
@@ -1489,10 +1430,10 @@ void registered(const void* place, size_t bytes) { HostMemory::registered(place,
 
 void thread_resumed(unsigned thread) { current = thread; }
 void thread_started(unsigned thread) {
-    if (recording) threads[thread].stack = 0;
+    if (recording) state.threads[thread].stack = 0;
 }
 void thread_ended(unsigned thread) {
-    if (recording) threads[thread].is_over = true;
+    if (recording) state.threads[thread].is_over = true;
 }
 __attribute__((noinline)) const void* call_site() { return __builtin_return_address(0); }
 
@@ -1509,11 +1450,11 @@ bool is_removed(const char* name, const void* site) {
 // lanes of a warp execute an instruction such as ldmatrix together, but it is not a memory fence.
 static void pass(const std::vector<unsigned>& group) {
     std::vector<Moment> moments;
-    for (unsigned t : group) moments.push_back({threads[t].passed, t, threads[t].step});
+    for (unsigned t : group) moments.push_back({state.threads[t].passed, t, state.threads[t].step});
     const Clock all = join(moments, actors());
     for (unsigned t : group) {
-        threads[t].passed = all;
-        threads[t].step++;
+        state.threads[t].passed = all;
+        state.threads[t].step++;
     }
 }
 
@@ -1523,18 +1464,18 @@ static void meet(const std::vector<unsigned>& group) {
     Clock fenced, released, released_in_block;
     for (unsigned t : group) {
         moments.push_back(moment_of(t));
-        fenced = join(fenced, threads[t].fenced);
-        released = join(released, threads[t].released);
-        released_in_block = join(released_in_block, threads[t].released_in_block);
+        fenced = join(fenced, state.threads[t].fenced);
+        released = join(released, state.threads[t].released);
+        released_in_block = join(released_in_block, state.threads[t].released_in_block);
     }
     const Clock all = join(moments, actors());
     for (unsigned t : group) {
-        threads[t].clock = all;
-        threads[t].fenced = fenced;
-        threads[t].released = released;
-        threads[t].released_in_block = released_in_block;
-        threads[t].own++;
-        threads[t].registers.drop_all();
+        state.threads[t].clock = all;
+        state.threads[t].fenced = fenced;
+        state.threads[t].released = released;
+        state.threads[t].released_in_block = released_in_block;
+        state.threads[t].own++;
+        state.threads[t].registers.drop_all();
     }
     pass(group);
 }
@@ -1553,17 +1494,17 @@ void barrier_completed(const char*) {
     const Pause pause;
     std::vector<unsigned> all;
     unsigned first = 0;
-    while (threads[first].is_over) first++;
-    const uint32_t site = threads[first].waits_at;
+    while (state.threads[first].is_over) first++;
+    const uint32_t site = state.threads[first].waits_at;
     for (unsigned t = 0; t < threads_in_block; t++) {
         all.push_back(t);
-        if (const uint32_t last = threads[t].last_site; threads[t].is_over && last != NONE)
+        if (const uint32_t last = state.threads[t].last_site; state.threads[t].is_over && last != NONE)
             add_divergence(site, first, {last, kernel->sites[last].access, t, block},
                            "and has ended without reaching it");
-        else if (!threads[t].is_over && threads[t].waits_at != site)
-            add_divergence(site, first, {threads[t].waits_at, Access::WAIT, t, block}, "not all at the same one");
+        else if (!state.threads[t].is_over && state.threads[t].waits_at != site)
+            add_divergence(site, first, {state.threads[t].waits_at, Access::WAIT, t, block}, "not all at the same one");
     }
-    for (Thread& t : threads) t.waits_at = NONE;
+    for (Thread& t : state.threads) t.waits_at = NONE;
     meet(all);
     drain();
     kernel->totals.barriers++;
@@ -1574,21 +1515,14 @@ void suspend_block() {
     if (!recording) return;
     barrier_completed("grid.sync");
     recording = is_recorded = in_block = false;
-    arriving[block] = threads[0].clock;
-    suspended[block] = {std::move(threads), written, std::move(syncs), std::move(acquired), std::move(shared_shadow),
-                        counting};
+    arriving[block] = state.threads[0].clock;
+    suspended[block] = std::move(state);
 }
 void resume_block(uint64_t number) {
     const auto found = suspended.find(static_cast<unsigned>(number));
     if (found == suspended.end()) return;
     block = found->first;
-    Suspended& state = found->second;
-    threads = std::move(state.threads);
-    written = std::move(state.written);
-    syncs = std::move(state.syncs);
-    acquired = std::move(state.acquired);
-    shared_shadow = std::move(state.shadow);
-    counting = state.counting;
+    state = std::move(found->second);
     suspended.erase(found);
     l1.reset(l1_bytes_per_block());
     recording = is_recorded = in_block = true;
@@ -1601,18 +1535,18 @@ void collective_completed(unsigned first, unsigned lanes, unsigned mask, const c
     const Pause pause;
     uint32_t alive = 0;
     for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block; lane++)
-        if (!threads[first + lane].is_over) alive |= 1u << lane;
+        if (!state.threads[first + lane].is_over) alive |= 1u << lane;
     std::vector<unsigned> group;
     for (uint32_t rest = lanes; rest != 0; rest &= rest - 1)
         group.push_back(first + static_cast<unsigned>(__builtin_ctz(rest)));
     for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block && strncmp(name, "__shfl", 6) == 0; lane++)
         if ((mask & ~lanes) >> lane & 1)
-            add_divergence(threads[group[0]].waits_at, group[0], {NONE},
+            add_divergence(state.threads[group[0]].waits_at, group[0], {NONE},
                            "thread " + std::to_string(first + lane) + ", which its mask names, has ended");
-    for (unsigned t : group) threads[t].waits_at = NONE;
+    for (unsigned t : group) state.threads[t].waits_at = NONE;
     if (name[0] == '_') meet(group);
     else pass(group);
-    exchanges[first / LANES]++;
+    state.exchanges[first / LANES]++;
     if (lanes == alive) flush(first / LANES);
     constexpr size_t most = 1 << 16;   // a kernel without barriers must not fill the memory
     if (queued_requests > most) count_queued();
@@ -1638,8 +1572,8 @@ void proxy_fence() {
 }
 
 static Sync& sync_of(const void* barrier) {
-    const auto [place, is_new] = syncs.try_emplace(barrier);
-    if (is_new) place->second.slot = static_cast<unsigned>(syncs.size() - 1) % ENGINES;
+    const auto [place, is_new] = state.syncs.try_emplace(barrier);
+    if (is_new) place->second.slot = static_cast<unsigned>(state.syncs.size() - 1) % ENGINES;
     return place->second;
 }
 
@@ -1651,14 +1585,14 @@ static uint32_t touch_barrier(const void* barrier, Kind kind, const void* pc) {
     const Access access = kind == Kind::WRITE ? Access::STORE : Access::LOAD;
     const uint32_t number = find_site(number_of(pc), 0, sizeof(uint64_t), place.space, access, By::ATOMIC);
     touch(place.space, place.at, sizeof(uint64_t),
-          {moment_of(current), current, me().own, kind, false, nullptr, number, current});
+          {moment_of(current), current, me().own, kind, number, false});
     return number;
 }
 
 void mbarrier_initialised(const void* barrier, const void* site) {
     if (!recording) return;
     const Pause pause;
-    syncs.erase(barrier);
+    state.syncs.erase(barrier);
     touch_barrier(barrier, Kind::WRITE, site);
 }
 
@@ -1667,9 +1601,8 @@ void arrived(const void* barrier, const void* site) {
     const Pause pause;
     touch_barrier(barrier, Kind::ATOMIC, site);
     Sync& sync = sync_of(barrier);
-    sync.arriving = join(sync.arriving, join({moment_of(current)}, actors()));
-    sync.arriving_fenced = join(sync.arriving_fenced, me().fenced);
-    sync.arriving_passed = join(sync.arriving_passed, join({{me().passed, current, me().step}}, actors()));
+    sync.arriving.take({join({moment_of(current)}, actors()), me().fenced,
+                        join({{me().passed, current, me().step}}, actors())});
     me().own++;
     me().step++;
     me().registers.drop_all();
@@ -1682,7 +1615,7 @@ void phase_completed(const void* barrier, unsigned parity) {
     if (!recording) return;
     const Pause pause;
     Sync& sync = sync_of(barrier);
-    const Moment ends{sync.arriving_passed, NONE, 0};
+    const Moment ends{sync.arriving.passed, NONE, 0};
     for (const Waiter& waiter : sync.waiters)
         if (!ends.covers(waiter.thread / LANES * LANES, 1u << waiter.thread % LANES, waiter.step))
             add(kernel->races, Space::SHARED, {}, 0, {waiter.site, Access::LOAD, waiter.thread, block},
@@ -1690,10 +1623,8 @@ void phase_completed(const void* barrier, unsigned parity) {
                 "the wait may begin after the next phase too: it then sees the old parity and blocks");
     sync.waiters.clear();
     sync.phases++;
-    sync.arriving = join({{sync.arriving, first_engine + sync.slot, sync.phases}}, actors());
+    sync.arriving.clock = join({{sync.arriving.clock, first_engine + sync.slot, sync.phases}}, actors());
     sync.ended[parity] = sync.arriving;
-    sync.ended_fenced[parity] = sync.arriving_fenced;
-    sync.ended_passed[parity] = sync.arriving_passed;
 }
 
 void waited(const void* barrier, unsigned parity, const void* site) {
@@ -1701,9 +1632,7 @@ void waited(const void* barrier, unsigned parity, const void* site) {
     const Pause pause;
     const uint32_t number = touch_barrier(barrier, Kind::ATOMIC, site);
     Sync& sync = sync_of(barrier);
-    me().clock = join(me().clock, sync.ended[parity]);
-    me().fenced = join(me().fenced, sync.ended_fenced[parity]);
-    me().passed = join(me().passed, sync.ended_passed[parity]);
+    me().take(sync.ended[parity]);
     me().registers.drop_all();
     if (number != NONE) sync.waiters.push_back({current, me().step, number});
 }
@@ -1724,12 +1653,12 @@ void cp_async(const void* to, size_t bytes, const void* from, size_t filled, con
     Thread& t = me();
     const Moment issued = moment_of(current);
     const uint32_t store = find_site(pc, 0, width, Space::SHARED, Access::STORE, By::COPY_ASYNC);
-    if (counting) t.events.push_back({target.at, store, t.segment});
+    if (state.counting) t.events.push_back({target.at, store, t.segment});
     if (is_loaded) {
         const uint32_t load = find_site(pc, 0, width, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
-        if (counting) t.events.push_back({source.at, load, t.segment});
+        if (state.counting) t.events.push_back({source.at, load, t.segment});
         touch(Space::GLOBAL, source.at, static_cast<unsigned>(filled),
-              {issued, current, t.own, Kind::READ, true, nullptr, load, current});
+              {issued, current, t.own, Kind::READ, load});
     }
     t.own++;
     t.copies.push_back({issued, target.at, width, store, t.copy_groups});
@@ -1744,8 +1673,7 @@ static void complete_copies(size_t count, Tick tick) {
     Thread& t = me();
     for (size_t i = 0; i < count; i++) {
         const PendingCopy& copy = t.copies[i];
-        touch(Space::SHARED, copy.to, copy.bytes,
-              {copy.moment, current, tick, Kind::WRITE, true, nullptr, copy.site, current});
+        touch(Space::SHARED, copy.to, copy.bytes, {copy.moment, current, tick, Kind::WRITE, copy.site});
     }
     t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
 }
@@ -1759,88 +1687,87 @@ void cp_async_wait(unsigned pending) {
     complete_copies(done, t.own);
 }
 
-// Begins a TMA copy. The actor of its accesses is the mbarrier that counts the bytes; the tick is the current phase.
+// Makes the accesses of a TMA copy or wgmma. Their actor and tick: of the mbarrier that counts a copy's bytes, and its
+// current phase; or of the warp, and the number of its wgmma.
+static void complete_bulk(const Bulk& bulk, unsigned actor, Tick tick) {
+    for (const Bulk::Side* side : {&bulk.first, &bulk.second}) {
+        const Site& site = kernel->sites[side->site];
+        const Kind kind = site.access == Access::STORE ? Kind::WRITE : Kind::READ;
+        const Clock* fenced = bulk.barrier == nullptr ? &bulk.fenced : nullptr;
+        for (uint64_t at : side->at)
+            touch(site.space, at, GRANULE, {bulk.moment, actor, tick, kind, side->site, false, fenced});
+    }
+}
+
 unsigned load_issued(const void* barrier, const void* site) {
     if (!recording) return 0;
     const Pause pause;
-    Box box{moment_of(current), 0, 0, barrier, {}, {}};
-    box.store_site = find_site(number_of(site), 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ENGINE);
-    box.load_site = find_site(number_of(site), 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ENGINE);
+    const uint32_t to = find_site(number_of(site), 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ENGINE);
+    const uint32_t from = find_site(number_of(site), 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ENGINE);
+    state.bulks.push_back({moment_of(current), barrier, nullptr, {to, {}}, {from, {}}});
     me().own++;
-    boxes.push_back(std::move(box));
-    return static_cast<unsigned>(boxes.size() - 1);
+    return static_cast<unsigned>(state.bulks.size() - 1);
 }
 
-void load_chunk(unsigned box, const void* to, const void* from) {
+void load_chunk(unsigned load, const void* to, const void* from) {
     if (!recording) return;
     const Pause pause;
-    boxes[box].to.push_back(memory.find(to).at);
-    if (from != nullptr) boxes[box].from.push_back(memory.find(from).at);
+    state.bulks[load].first.at.push_back(memory.find(to).at);
+    if (from != nullptr) state.bulks[load].second.at.push_back(memory.find(from).at);
 }
 
 void load_completed(unsigned number) {
     if (!recording) return;
     const Pause pause;
-    Box& box = boxes[number];
-    const Sync& sync = sync_of(box.barrier);
-    const unsigned engine = first_engine + sync.slot, issuer = box.moment.actor;
-    const Tick tick = sync.phases + 1;
-    const NewAccess store{box.moment, engine, tick, Kind::WRITE, false, nullptr, box.store_site, issuer};
-    const NewAccess load{box.moment, engine, tick, Kind::READ, false, nullptr, box.load_site, issuer};
-    for (uint64_t at : box.to) touch(Space::SHARED, at, GRANULE, store);
-    for (uint64_t at : box.from) touch(Space::GLOBAL, at, GRANULE, load);
-    account_bulk(kernel->sites[box.store_site], box.to);
-    account_bulk(kernel->sites[box.load_site], box.from);
-    box = {};
+    const Bulk load = std::exchange(state.bulks[number], {});
+    const Sync& sync = sync_of(load.barrier);
+    complete_bulk(load, first_engine + sync.slot, sync.phases + 1);
+    account_bulk(load.first);
+    account_bulk(load.second);
 }
 
 // wgmma reads its operands at an unspecified time between the instruction and the wait. It is an instruction of the
 // whole warp, so it starts with the maximum of its lanes' clocks.
-unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* site) {
+unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* pc) {
     if (!recording) return 0;
     const Pause pause;
     kernel->totals.flops += flops;
     std::vector<Moment> lanes;
-    WgmmaProduct product;
+    Clock fenced;
     for (unsigned t = warp * LANES; t < (warp + 1) * LANES; t++) {
         lanes.push_back(moment_of(t));
-        product.fenced = join(product.fenced, threads[t].fenced);
-        threads[t].own++;
+        fenced = join(fenced, state.threads[t].fenced);
+        state.threads[t].own++;
     }
-    product.moment = {join(lanes, actors()), warp * LANES, lanes[0].own};
-    product.warp = warp;
-    product.site = find_site(number_of(site), 0, GRANULE, Space::SHARED, Access::LOAD, By::WGMMA);
-    wgmmas.push_back(std::move(product));
-    return static_cast<unsigned>(wgmmas.size() - 1);
+    const uint32_t site = find_site(number_of(pc), 0, GRANULE, Space::SHARED, Access::LOAD, By::WGMMA);
+    const Moment issued{join(lanes, actors()), warp * LANES, lanes[0].own};
+    state.bulks.push_back({issued, nullptr, fenced, {site, {}}, {site, {}}});
+    return static_cast<unsigned>(state.bulks.size() - 1);
 }
 
-void wgmma_reads(unsigned product, const void* address, Operand operand) {
+void wgmma_reads(unsigned number, const void* address, Operand operand) {
     if (!recording) return;
     const Pause pause;
-    (operand == Operand::A ? wgmmas[product].a : wgmmas[product].b).push_back(memory.find(address).at);
+    Bulk& product = state.bulks[number];
+    (operand == Operand::A ? product.first : product.second).at.push_back(memory.find(address).at);
 }
 
 void wgmma_completed(unsigned number) {
     if (!recording) return;
     const Pause pause;
-    WgmmaProduct& product = wgmmas[number];
-    const Tick tick = ++wgmma_ticks[product.warp];
-    const NewAccess read{product.moment, wgmma_actor(product.warp), tick, Kind::READ, false, &product.fenced,
-                         product.site, product.warp * LANES};
-    for (uint64_t at : product.a) touch(Space::SHARED, at, GRANULE, read);
-    for (uint64_t at : product.b) touch(Space::SHARED, at, GRANULE, read);
-    Site& site = kernel->sites[product.site];
-    if (!product.a.empty()) account_bulk(site, product.a);
-    if (product.warp % 4 == 0) account_bulk(site, product.b);   // the four warps of a warpgroup share one read of B
-    product = {};
+    const Bulk product = std::exchange(state.bulks[number], {});
+    const unsigned warp = product.moment.actor / LANES;
+    complete_bulk(product, wgmma_actor(warp), ++state.wgmma_ticks[warp]);
+    if (!product.first.at.empty()) account_bulk(product.first);
+    if (warp % 4 == 0) account_bulk(product.second);   // the four warps of a warpgroup share one read of B
 }
 
 void wgmma_waited(unsigned warp) {
     if (!recording) return;
     const Pause pause;
-    const Clock products = join({{nullptr, wgmma_actor(warp), wgmma_ticks[warp]}}, actors());
+    const Clock products = join({{nullptr, wgmma_actor(warp), state.wgmma_ticks[warp]}}, actors());
     for (unsigned t = warp * LANES; t < (warp + 1) * LANES; t++)
-        threads[t].clock = join(threads[t].clock, products);
+        state.threads[t].clock = join(state.threads[t].clock, products);
 }
 
 void tensor_flops(uint64_t flops) {
@@ -1853,10 +1780,10 @@ void special_function() {
 // Ends the block that runs when the program ends, which is not counted. Pending asynchronous accesses are recorded as
 // never waited for.
 static void end_unfinished_block() {
-    counting = false;
+    state.counting = false;
     recording = true;
-    for (unsigned i = 0; i < wgmmas.size(); i++)
-        if (!wgmmas[i].b.empty()) wgmma_completed(i);
+    for (unsigned i = 0; i < state.bulks.size(); i++)
+        if (state.bulks[i].barrier == nullptr && !state.bulks[i].second.at.empty()) wgmma_completed(i);
     end_block();
 }
 

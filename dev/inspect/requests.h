@@ -16,18 +16,26 @@ namespace inspect {
 constexpr uint64_t SECTOR = 32, LINE = 128;
 constexpr unsigned BANKS = 32, WORD = 4, TAG_SETS = 4;
 
+// Returns the maximum number of words in one bank, or of lines in one set.
+inline uint64_t most_of_a_bank(const std::vector<uint64_t>& words, unsigned banks = BANKS) {
+    std::array<uint64_t, BANKS> found{};
+    for (uint64_t word : words) found[word % banks]++;
+    return *std::max_element(found.begin(), found.end());
+}
+
 struct Request {
     std::array<uint64_t, LANES> address{};
     uint32_t active = 0;
     unsigned bytes = 0;   // per lane
 
+    bool is_active(unsigned lane) const { return active >> lane & 1; }
     unsigned lanes() const { return static_cast<unsigned>(__builtin_popcount(active)); }
 
     // Returns the indices of the `unit`-byte units that lanes first to last - 1 access, sorted, without duplicates.
     std::vector<uint64_t> units(uint64_t unit, unsigned first = 0, unsigned last = LANES) const {
         std::vector<uint64_t> all;
         for (unsigned lane = first; lane < last; lane++)
-            if (active >> lane & 1)
+            if (is_active(lane))
                 for (uint64_t u = address[lane] / unit; u <= (address[lane] + bytes - 1) / unit; u++) all.push_back(u);
         std::sort(all.begin(), all.end());
         all.erase(std::unique(all.begin(), all.end()), all.end());
@@ -41,34 +49,27 @@ struct Request {
     uint32_t bytes_of_sector(uint64_t sector) const {
         uint32_t all = 0;
         for (unsigned lane = 0; lane < LANES; lane++)
-            if (active >> lane & 1 && address[lane] / SECTOR == sector)
+            if (is_active(lane) && address[lane] / SECTOR == sector)
                 all |= (bytes >= SECTOR ? ~0u : (1u << bytes) - 1) << address[lane] % SECTOR;
         return all;
     }
 
     // Returns the maximum of lanes whose words are in the same bank. Lanes take turns in atomics on shared memory.
     uint64_t lanes_of_a_bank() const {
-        std::array<uint64_t, BANKS> found{};
+        std::vector<uint64_t> words;
         for (unsigned lane = 0; lane < LANES; lane++)
-            if (active >> lane & 1) found[address[lane] / WORD % BANKS]++;
-        return *std::max_element(found.begin(), found.end());
+            if (is_active(lane)) words.push_back(address[lane] / WORD);
+        return most_of_a_bank(words);
     }
 
     // Returns the maximum of different words in a bank: the wavefronts if parts of a warp share those of equal words.
-    uint64_t words_of_a_bank() const {
-        std::array<uint64_t, BANKS> words{};
-        for (uint64_t word : units(WORD)) words[word % BANKS]++;
-        return *std::max_element(words.begin(), words.end());
-    }
+    uint64_t words_of_a_bank() const { return most_of_a_bank(units(WORD)); }
 
     // Returns the cycles that L1 takes: it looks up one line of each set of tags per cycle, and delivers one word of
     // each bank, as shared memory does.
     uint64_t l1_cycles() const {
         const std::vector<uint64_t> lines = units(LINE);
-        if (lines.size() == 1) return 1;
-        std::array<uint64_t, TAG_SETS> of_set{};
-        for (uint64_t line : lines) of_set[line % TAG_SETS]++;
-        return std::max(*std::max_element(of_set.begin(), of_set.end()), words_of_a_bank());
+        return lines.size() == 1 ? 1 : std::max(most_of_a_bank(lines, TAG_SETS), words_of_a_bank());
     }
 
     struct Wavefronts { uint64_t taken, least; };
@@ -76,9 +77,7 @@ struct Request {
         const unsigned part = bytes <= 4 ? LANES : bytes <= 8 ? LANES / 2 : LANES / 4;
         Wavefronts result{0, 0};
         for (unsigned first = 0; first < LANES; first += part) {
-            std::array<uint64_t, BANKS> words{};
-            for (uint64_t word : units(WORD, first, first + part)) words[word % BANKS]++;
-            const uint64_t most = *std::max_element(words.begin(), words.end());
+            const uint64_t most = most_of_a_bank(units(WORD, first, first + part));
             result.taken += most;
             result.least += most > 0;
         }
