@@ -21,12 +21,14 @@
 #include "shadow.h"
 
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <sys/time.h>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -200,51 +202,56 @@ private:
 };
 
 // An instruction that accesses memory, in one call stack, with its counts.
-struct Site {
+struct SiteKey {
     uintptr_t pc;
     uint32_t stack;
     unsigned part, bytes;
     Space space;
     Access access;
     By by;
-
+    bool operator==(const SiteKey& b) const {
+        return std::tie(pc, stack, part, bytes, space, access, by) ==
+               std::tie(b.pc, b.stack, b.part, b.bytes, b.space, b.access, b.by);
+    }
+    struct Hash {
+        size_t operator()(const SiteKey& k) const {
+            return k.pc * 31 + k.stack * 7 + k.part * 3 + static_cast<size_t>(k.space);
+        }
+    };
+};
+struct Site : SiteKey {
     uint64_t requests = 0, lanes = 0, bytes_used = 0, sectors = 0, least_sectors = 0, wavefronts = 0,
              least_wavefronts = 0, l1_hits = 0, dram_sectors = 0;
     std::array<uint64_t, 3> slowest{};   // loads of global memory by threads, by their slowest memory: L1, L2, memory
     Request worst;
     double worst_rank = 0;
-
-    auto key() const { return std::tuple(pc, stack, part, bytes, space, access, by); }
 };
 
 // ==== kernels ============================================================================================
 
-struct Totals {
-    uint64_t dram_load = 0, dram_store = 0, l2 = 0, flops = 0, special = 0;   // sectors; tensor cores; exp2 and similar
-    uint64_t partial = 0;          // stores of a part of a sector
-    uint64_t partial_fetched = 0;  // sectors of which only a part has been stored: memory must deliver the rest
+// Counts of a block or launch. Sectors: the first three.
+enum Figure {
+    DRAM_LOAD, DRAM_STORE,
+    PARTIAL_FETCHED,   // sectors of which only a part has been stored: memory must deliver the rest
+    L2_SECTORS,
+    PARTIAL,           // stores of a part of a sector
     // Cycles of L1 and shared memory: a request takes its wavefronts (global memory: Request::l1_cycles()), at least 1;
     // or at least 2, on multiprocessors with 16 load/store units instead of 32.
-    uint64_t cycles = 0, cycles_of_16 = 0;
-    // Of one warp, the one that waits longest before each barrier, summed over blocks: see Waits.
-    uint64_t waits_shared = 0, waits_l1 = 0, waits_l2 = 0, waits_memory = 0, exchanges = 0, barriers = 0;
-    uint64_t rounds = 0;           // rounds of loads of global memory, of all warps
-    uint64_t requests = 0, warp_requests = 0, warp_special = 0;   // warp_: of the warp with most, summed over blocks
+    CYCLES, CYCLES_OF_16,
+    TENSOR_FLOPS,
+    SPECIAL,           // special functions, such as exp2
+    // Of one warp, the one that waits longest before each barrier, summed over blocks: see Level.
+    WAITS_SHARED, WAITS_L1, WAITS_L2, WAITS_MEMORY, EXCHANGES,
+    BARRIERS,
+    ROUNDS,            // rounds of loads of global memory, of all warps
+    REQUESTS,
+    WARP_REQUESTS, WARP_SPECIAL   // of the warp with most, summed over blocks
 };
-// The figures that the recording has, with the bytes or other units of a count.
-struct Figure {
-    const char* name;
-    uint64_t Totals::*count;
-    unsigned unit = 1;
-};
-constexpr Figure FIGURES[] = {
-    {"dram_load", &Totals::dram_load, SECTOR}, {"dram_store", &Totals::dram_store, SECTOR},
-    {"partial_fetched", &Totals::partial_fetched, SECTOR}, {"l2", &Totals::l2}, {"partial", &Totals::partial},
-    {"cycles", &Totals::cycles}, {"cycles_of_16", &Totals::cycles_of_16}, {"tensor_flops", &Totals::flops},
-    {"special", &Totals::special}, {"waits_shared", &Totals::waits_shared}, {"waits_l1", &Totals::waits_l1},
-    {"waits_l2", &Totals::waits_l2}, {"waits_memory", &Totals::waits_memory}, {"exchanges", &Totals::exchanges},
-    {"barriers", &Totals::barriers}, {"rounds", &Totals::rounds}, {"requests", &Totals::requests},
-    {"warp_requests", &Totals::warp_requests}, {"warp_special", &Totals::warp_special}};
+constexpr const char* FIGURES[] = {
+    "dram_load", "dram_store", "partial_fetched", "l2", "partial", "cycles", "cycles_of_16", "tensor_flops", "special",
+    "waits_shared", "waits_l1", "waits_l2", "waits_memory", "exchanges", "barriers", "rounds", "requests",
+    "warp_requests", "warp_special"};
+using Totals = std::array<uint64_t, std::size(FIGURES)>;
 
 struct Side {
     uint32_t site;
@@ -280,9 +287,9 @@ struct Kernel {
     std::map<uint64_t, uint64_t> arrays;   // offset and bytes of the static arrays that recorded blocks access
 
     std::vector<Site> sites;
-    std::map<decltype(std::declval<Site>().key()), uint32_t> site_numbers;
+    std::unordered_map<SiteKey, uint32_t, SiteKey::Hash> site_numbers;
     std::set<std::tuple<std::string, uintptr_t, uint32_t>> syncs;   // name, pc and stack
-    Totals totals;
+    Totals totals{};
     std::vector<Totals> after_block;
     double hot_atomics = 0;
     Hazards races, uninitialised, out_of_bounds, divergent;
@@ -304,13 +311,13 @@ struct Kernel {
 // of blocks is recorded, the others are like those of the later rows: the average of their first blocks, and that of
 // their other blocks, because a block often shares data with its row and with the block above it. Else, each block that
 // was not recorded counts as the average of the second half of the recorded ones.
-static double of_launch(const Kernel& kernel, uint64_t Totals::*figure) {
+static double of_launch(const Kernel& kernel, size_t figure) {
     const auto& after = kernel.after_block;
     if (after.empty()) return 0;
     const double all = static_cast<double>(kernel.blocks()), seen = static_cast<double>(after.size());
-    const double total = static_cast<double>(after.back().*figure);
+    const double total = static_cast<double>(after.back()[figure]);
     if (after.size() == kernel.blocks()) return total;
-    const auto until = [&](size_t block) { return block == 0 ? 0 : static_cast<double>(after[block - 1].*figure); };
+    const auto until = [&](size_t block) { return block == 0 ? 0 : static_cast<double>(after[block - 1][figure]); };
     struct { double sum = 0, blocks = 0; } firsts, others;   // blocks of the second row and later ones
     const size_t row = kernel.shape.grid[0], half = after.size() / 2;
     for (size_t b = row; b < after.size() && kernel.numbers[b] == b; b++) {
@@ -324,11 +331,11 @@ static double of_launch(const Kernel& kernel, uint64_t Totals::*figure) {
 }
 
 // Returns the maximum of a figure over the recorded blocks.
-static int64_t of_longest_block(const Kernel& kernel, uint64_t Totals::*figure) {
+static int64_t of_longest_block(const Kernel& kernel, size_t figure) {
     int64_t most = 0;
     uint64_t before = 0;
     for (const Totals& after : kernel.after_block)
-        most = std::max(most, static_cast<int64_t>(after.*figure - std::exchange(before, after.*figure)));
+        most = std::max(most, static_cast<int64_t>(after[figure] - std::exchange(before, after[figure])));
     return most;
 }
 
@@ -338,10 +345,10 @@ static int64_t of_longest_block(const Kernel& kernel, uint64_t Totals::*figure) 
 static double memory_loads(const Kernel& kernel) {
     const auto& after = kernel.after_block;
     const uint64_t row = kernel.shape.grid[0];
-    if (after.size() != 3 || kernel.numbers.back() != row || row < 3) return of_launch(kernel, &Totals::dram_load);
-    const double alone = static_cast<double>(after[0].dram_load);
-    const double of_row = alone - static_cast<double>(after[1].dram_load - after[0].dram_load);
-    const double of_column = alone - static_cast<double>(after[2].dram_load - after[1].dram_load);
+    if (after.size() != 3 || kernel.numbers.back() != row || row < 3) return of_launch(kernel, DRAM_LOAD);
+    const double alone = static_cast<double>(after[0][DRAM_LOAD]);
+    const double of_row = alone - static_cast<double>(after[1][DRAM_LOAD] - after[0][DRAM_LOAD]);
+    const double of_column = alone - static_cast<double>(after[2][DRAM_LOAD] - after[1][DRAM_LOAD]);
     const double wave = static_cast<double>(kernel.wave), across = std::min(wave, static_cast<double>(row));
     const double down = std::max(1.0, wave / static_cast<double>(row));
     return static_cast<double>(kernel.blocks()) * (alone - of_row * (1 - 1 / across) - of_column * (1 - 1 / down));
@@ -424,6 +431,10 @@ struct Thread : Clocks {
     std::vector<PendingCopy> copies;
     unsigned copy_groups = 0;
     uint64_t special = 0;    // special functions
+    void synchronised() {
+        own++;
+        registers.drop_all();
+    }
 };
 
 // A thread that has waited for the latest completed phase of an mbarrier.
@@ -711,22 +722,11 @@ static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& lat
 
 // ==== accesses ===========================================================================================
 
-// Returns the site's index in kernel->sites, adding it if it is new. A small direct-mapped cache holds recent ones.
+// Returns the site's index in kernel->sites, adding it if it is new.
 static uint32_t find_site(uintptr_t pc, unsigned part, unsigned bytes, Space space, Access access, By by) {
-    struct Latest {
-        const Kernel* of;
-        uint32_t site;
-    };
-    static std::array<Latest, 4096> latest_sites{};
-    Site wanted{pc, is_recorded ? me().stack : 0, part, bytes, space, access, by};
-    Latest& latest =
-        latest_sites[(pc * 31 + wanted.stack * 7 + part * 3 + static_cast<unsigned>(space)) % latest_sites.size()];
-    const bool is_known = latest.of == kernel && latest.site < kernel->sites.size();
-    if (is_known && kernel->sites[latest.site].key() == wanted.key()) return latest.site;
-    const auto [place, is_new] =
-        kernel->site_numbers.try_emplace(wanted.key(), static_cast<uint32_t>(kernel->sites.size()));
-    if (is_new) kernel->sites.push_back(wanted);
-    latest = {kernel, place->second};
+    const SiteKey key{pc, is_recorded ? me().stack : 0, part, bytes, space, access, by};
+    const auto [place, is_new] = kernel->site_numbers.try_emplace(key, static_cast<uint32_t>(kernel->sites.size()));
+    if (is_new) kernel->sites.push_back({key});
     return place->second;
 }
 
@@ -874,13 +874,13 @@ static Level account_global(Site& site, const Request& request) {
             const uint32_t bytes = request.bytes_of_sector(sector);
             const L2::Store store = l2.store(sector, bytes, counted_warp);
             if (!store.is_merged || site.by == By::ATOMIC) {
-                totals.l2++;
-                totals.partial += bytes != ~0u;
+                totals[L2_SECTORS]++;
+                totals[PARTIAL] += bytes != ~0u;
             } else if (store.is_whole) {
-                totals.partial--;
+                totals[PARTIAL]--;
             }
-            totals.partial_fetched += static_cast<uint64_t>(static_cast<int64_t>(store.partial));
-            totals.dram_store += static_cast<uint64_t>(store.writes);
+            totals[PARTIAL_FETCHED] += static_cast<uint64_t>(static_cast<int64_t>(store.partial));
+            totals[DRAM_STORE] += static_cast<uint64_t>(store.writes);
             site.dram_sectors += static_cast<uint64_t>(store.writes);
             if (site.by != By::ATOMIC) continue;
             Atomics& of_region = atomics[sector * SECTOR / ATOMIC_REGION];
@@ -892,11 +892,11 @@ static Level account_global(Site& site, const Request& request) {
             site.l1_hits++;
             continue;
         }
-        totals.l2++;
+        totals[L2_SECTORS]++;
         level = std::max(level, WAIT_L2);
         if (l2.load(sector)) continue;
         level = WAIT_MEMORY;
-        totals.dram_load++;
+        totals[DRAM_LOAD]++;
         site.dram_sectors++;
     }
     site.least_sectors += request.least_sectors();
@@ -907,8 +907,8 @@ static Level account_global(Site& site, const Request& request) {
 
 // Adds the cycles of the load/store units and of L1 or shared memory; see Totals.
 static void add_cycles(uint64_t cycles) {
-    kernel->totals.cycles += std::max<uint64_t>(1, cycles);
-    kernel->totals.cycles_of_16 += std::max<uint64_t>(2, cycles);
+    kernel->totals[CYCLES] += std::max<uint64_t>(1, cycles);
+    kernel->totals[CYCLES_OF_16] += std::max<uint64_t>(2, cycles);
 }
 
 // Counts a request; returns the slowest memory that its warp waits for.
@@ -1082,33 +1082,28 @@ static void count_queued() {
         }
     }
     // The warp that waits longest, by rough latencies.
-    std::array<uint64_t, 6> longest{};
+    constexpr uint64_t weights[] = {0, 1, 1, 8, 20, 1};
+    std::array<uint64_t, std::size(weights)> longest{};   // by Level, and collectives
     uint64_t most = 0;
     size_t longest_queue = 0;
+    Totals& totals = kernel->totals;
     for (unsigned warp = 0; warp < warps(); warp++) {
-        kernel->totals.requests += state.queues[warp].size();
+        totals[REQUESTS] += state.queues[warp].size();
         longest_queue = std::max(longest_queue, state.queues[warp].size());
-        constexpr uint64_t weights[] = {0, 1, 1, 8, 20, 1};
-        std::array<uint64_t, 6> waits{};
+        std::array<uint64_t, std::size(weights)> waits{};
         for (Level level : levels[warp]) {
             waits[level]++;
-            kernel->totals.rounds += level >= WAIT_L1;
+            totals[ROUNDS] += level >= WAIT_L1;
         }
-        waits[5] = state.exchanges[warp];
-        uint64_t sum = 0;
-        for (size_t i = 0; i < waits.size(); i++) sum += weights[i] * waits[i];
+        waits.back() = state.exchanges[warp];
+        const uint64_t sum = std::inner_product(waits.begin(), waits.end(), weights, uint64_t{0});
         if (sum > most) longest = waits;
         most = std::max(most, sum);
         state.queues[warp].clear();
         state.rounds[warp] = state.exchanges[warp] = 0;
     }
-    Totals& totals = kernel->totals;
-    totals.waits_shared += longest[WAIT_SHARED];
-    totals.waits_l1 += longest[WAIT_L1];
-    totals.waits_l2 += longest[WAIT_L2];
-    totals.waits_memory += longest[WAIT_MEMORY];
-    totals.exchanges += longest[5];
-    totals.warp_requests += longest_queue;
+    for (size_t i = WAIT_SHARED; i < longest.size(); i++) totals[WAITS_SHARED + i - WAIT_SHARED] += longest[i];
+    totals[WARP_REQUESTS] += longest_queue;
 }
 
 // Counts all requests since the last barrier.
@@ -1123,19 +1118,12 @@ static bool counts() { return from.empty() || from_launches > 0; }
 
 static void end_if_late();
 
-static void alarm_in(double seconds) {
-    const auto whole = static_cast<time_t>(seconds);
-    const itimerval timer{{}, {whole, static_cast<suseconds_t>(1e6 * (seconds - static_cast<double>(whole))) + 1}};
-    setitimer(ITIMER_REAL, &timer, nullptr);
-}
-
-// Called when the time is over. Ends the program if it interrupts a kernel's code: then the recorder and malloc are
-// in a consistent state. Between blocks, begin_launch() and next_block() end it.
+// Called when the time is over, and each millisecond from then on. Ends the program if it interrupts a kernel's code:
+// then the recorder and malloc are in a consistent state. Between blocks, begin_launch() and next_block() end it.
 static void end_in_block(int, siginfo_t*, void*) {
     const bool is_kernel = in_block && HostMemory::device_works() && !is_busy && !HostMemory::is_changing();
     const std::vector<uintptr_t> stack = is_kernel ? interrupted() : std::vector<uintptr_t>();
     if (!stack.empty() && stack[0] > number_of(&__executable_start) && stack[0] <= number_of(&_end)) end_if_late();
-    alarm_in(1e-3);
 }
 
 static void open() {
@@ -1158,7 +1146,10 @@ static void open() {
     action.sa_sigaction = end_in_block;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGALRM, &action, nullptr);
-    alarm_in(seconds);
+    const double whole = std::floor(seconds);
+    const auto rest = static_cast<suseconds_t>(1e6 * (seconds - whole));
+    const itimerval timer{{0, 1000}, {static_cast<time_t>(whole), rest + 1}};
+    setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
 static void end_if_late() {
@@ -1170,11 +1161,10 @@ static void end_if_late() {
 // Returns the Kernel of a launch. Launches with the same function, NVTX range, grid, block, dynamic shared memory,
 // integer arguments and null pointers share one.
 static Kernel* find_kernel(const LaunchShape& shape, const std::string& range) {
-    const std::array<unsigned, 6> sizes{shape.grid[0],  shape.grid[1],  shape.grid[2],
-                                        shape.block[0], shape.block[1], shape.block[2]};
+    const auto& [g, b, variant] = std::tie(shape.grid, shape.block, shape.variant);
     const auto [place, is_new] =
-        by_shape.try_emplace({shape.kernel, range, sizes, shape.dynamic_shared, shape.variant.integers,
-                              shape.variant.pointers}, nullptr);
+        by_shape.try_emplace({shape.kernel, range, {g[0], g[1], g[2], b[0], b[1], b[2]}, shape.dynamic_shared,
+                              variant.integers, variant.pointers}, nullptr);
     if (is_new) {
         kernels.push_back(std::make_unique<Kernel>(Kernel{shape, shape.symbol, range, kernels.size()}));
         place->second = kernels.back().get();
@@ -1182,31 +1172,24 @@ static Kernel* find_kernel(const LaunchShape& shape, const std::string& range) {
     return place->second;
 }
 
-// Returns how many blocks of this kernel fit into a multiprocessor's register file; no limit if the count is unknown.
-static uint64_t blocks_by_registers() {
-    constexpr uint64_t no_limit = std::numeric_limits<uint64_t>::max();
-    const auto found = registers.find(kernel->symbol);
-    if (found == registers.end()) return no_limit;
-    constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;   // as in estimate.py's resident_blocks()
-    const unsigned of_thread = (*found)["registers"];
-    const unsigned of_warp = (of_thread * LANES + granularity - 1) / granularity * granularity;
-    const unsigned warps = (kernel->threads() + LANES - 1) / LANES;
-    return of_warp == 0 ? no_limit : file / of_warp / quarters * quarters / warps;
-}
-
 static uint64_t shared_bytes_of_block() {
     const size_t bytes = kernel->shape.dynamic_shared + kernel->static_shared();
     return bytes + card_->capability.reserved_shared_per_block;
 }
 
-// Returns how many blocks are resident on a multiprocessor.
+// Returns how many blocks are resident on a multiprocessor: as in estimate.py's resident_blocks().
 static uint64_t resident_blocks() {
     const cuda_cpu::Capability& c = card_->capability;
-    const uint64_t limits[] = {c.threads_per_multiprocessor / kernel->threads(),
-                               static_cast<uint64_t>(c.blocks_per_multiprocessor),
-                               c.shared_per_multiprocessor / std::max<uint64_t>(1, shared_bytes_of_block()),
-                               blocks_by_registers()};
-    return std::max<uint64_t>(1, *std::min_element(std::begin(limits), std::end(limits)));
+    uint64_t most = std::min<uint64_t>({c.threads_per_multiprocessor / kernel->threads(),
+                                        static_cast<uint64_t>(c.blocks_per_multiprocessor),
+                                        c.shared_per_multiprocessor / std::max<uint64_t>(1, shared_bytes_of_block())});
+    if (const auto found = registers.find(kernel->symbol); found != registers.end() && (*found)["registers"] > 0) {
+        constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;
+        const unsigned of_thread = (*found)["registers"], warps = (kernel->threads() + LANES - 1) / LANES;
+        const unsigned of_warp = (of_thread * LANES + granularity - 1) / granularity * granularity;
+        most = std::min<uint64_t>(most, file / of_warp / quarters * quarters / warps);
+    }
+    return std::max<uint64_t>(1, most);
 }
 
 // Returns the bytes of L1 per block when as many blocks are resident on a multiprocessor as fit.
@@ -1347,10 +1330,10 @@ void end_block() {
         uint64_t most = 0;
         for (unsigned t = warp * LANES; t < std::min((warp + 1) * LANES, threads_in_block); t++)
             most = std::max(most, LANES * state.threads[t].special);
-        kernel->totals.special += most;
+        kernel->totals[SPECIAL] += most;
         of_warp = std::max(of_warp, most);
     }
-    kernel->totals.warp_special += of_warp;
+    kernel->totals[WARP_SPECIAL] += of_warp;
     if (!state.counting) {
         kernel->totals = kernel->after_block.empty() ? Totals{} : kernel->after_block.back();
         return;
@@ -1398,7 +1381,7 @@ Figures take_figures() {
             all.least_wavefronts += scale * static_cast<double>(site.least_wavefronts);
         }
         all.memory_bytes += of_all * SECTOR * (memory_loads(*kernel) +
-                                               of_launch(*kernel, &Totals::dram_store));
+                                               of_launch(*kernel, DRAM_STORE));
         all.hazards += kernel->hazards();
     }
     const auto is_clean = [](const auto& kernel) { return kernel->hazards() == 0; };
@@ -1474,8 +1457,7 @@ static void meet(const std::vector<unsigned>& group) {
         state.threads[t].fenced = fenced;
         state.threads[t].released = released;
         state.threads[t].released_in_block = released_in_block;
-        state.threads[t].own++;
-        state.threads[t].registers.drop_all();
+        state.threads[t].synchronised();
     }
     pass(group);
 }
@@ -1507,7 +1489,7 @@ void barrier_completed(const char*) {
     for (Thread& t : state.threads) t.waits_at = NONE;
     meet(all);
     drain();
-    kernel->totals.barriers++;
+    kernel->totals[BARRIERS]++;
 }
 
 // The block waits for the grid: as at __syncthreads, but other blocks run until it resumes.
@@ -1558,8 +1540,7 @@ void fence(bool of_block) {
     const Pause pause;
     me().released_in_block = join({moment_of(current)}, actors());
     if (!of_block) me().released = me().released_in_block;
-    me().own++;
-    me().registers.drop_all();
+    me().synchronised();
 }
 
 // fence.proxy.async
@@ -1567,8 +1548,7 @@ void proxy_fence() {
     if (!recording) return;
     const Pause pause;
     me().fenced = join(me().fenced, join({moment_of(current)}, actors()));
-    me().own++;
-    me().registers.drop_all();
+    me().synchronised();
 }
 
 static Sync& sync_of(const void* barrier) {
@@ -1603,9 +1583,8 @@ void arrived(const void* barrier, const void* site) {
     Sync& sync = sync_of(barrier);
     sync.arriving.take({join({moment_of(current)}, actors()), me().fenced,
                         join({{me().passed, current, me().step}}, actors())});
-    me().own++;
     me().step++;
-    me().registers.drop_all();
+    me().synchronised();
 }
 
 // Ends a phase of an mbarrier, and with it the TMA copies that the phase counts. A wait specifies only the parity of a
@@ -1731,7 +1710,7 @@ void load_completed(unsigned number) {
 unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* pc) {
     if (!recording) return 0;
     const Pause pause;
-    kernel->totals.flops += flops;
+    kernel->totals[TENSOR_FLOPS] += flops;
     std::vector<Moment> lanes;
     Clock fenced;
     for (unsigned t = warp * LANES; t < (warp + 1) * LANES; t++) {
@@ -1771,7 +1750,7 @@ void wgmma_waited(unsigned warp) {
 }
 
 void tensor_flops(uint64_t flops) {
-    if (recording) kernel->totals.flops += flops;
+    if (recording) kernel->totals[TENSOR_FLOPS] += flops;
 }
 void special_function() {
     if (recording) me().special++;
@@ -1848,9 +1827,10 @@ static json to_json(const Kernel& kernel) {
                           {"last", kernel.last}, {"launches", kernel.recorded_launches},
                           {"later", kernel.later_blocks}, {"missed_launches", kernel.missed_launches}};
     json launch = {{"hot_atomics", kernel.hot_atomics}}, longest = {{"hot_atomics", 0}};
-    for (const auto& [name, count, unit] : FIGURES) {
-        launch[name] = of_launch(kernel, count) * unit;
-        longest[name] = of_longest_block(kernel, count) * unit;
+    for (size_t i = 0; i < std::size(FIGURES); i++) {
+        const uint64_t unit = i <= PARTIAL_FETCHED ? SECTOR : 1;
+        launch[FIGURES[i]] = of_launch(kernel, i) * static_cast<double>(unit);
+        longest[FIGURES[i]] = of_longest_block(kernel, i) * unit;
     }
     launch["dram_load"] = memory_loads(kernel) * SECTOR;
     launch["longest_block"] = longest;
@@ -1859,7 +1839,7 @@ static json to_json(const Kernel& kernel) {
             {"dynamic_shared", kernel.shape.dynamic_shared}, {"static_shared", kernel.static_shared()},
             {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks}, {"blocks", kernel.blocks()},
             {"checked", checked},
-            {"threads", kernel.threads()}, {"tensor_flops", kernel.totals.flops},
+            {"threads", kernel.threads()}, {"tensor_flops", kernel.totals[TENSOR_FLOPS]},
             {"launch", launch}, {"sites", sites}, {"races", to_json(kernel, kernel.races, 2)},
             {"uninitialised", to_json(kernel, kernel.uninitialised, 1)},
             {"out_of_bounds", to_json(kernel, kernel.out_of_bounds, 1)},

@@ -40,12 +40,7 @@ public:
 
     // Calls f for each entry of a granule, latest first; f returns whether to keep the entry.
     template <class F> void visit(uint64_t granule, F f) {
-        Entries& entries = entries_of(granule);
-        auto before = entries.before_begin();
-        for (auto at = entries.begin(); at != entries.end();) {
-            if (f(*at)) before = at++;
-            else at = entries.erase_after(before);
-        }
+        entries_of(granule).remove_if([&](Entry& entry) { return !f(entry); });
     }
     void add(uint64_t granule, const Entry& entry) { entries_of(granule).push_front(entry); }
 
