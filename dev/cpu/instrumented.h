@@ -2,33 +2,32 @@
 // dev/inspect/recorder.cpp, which includes this file at its end, has what they call.
 #pragma once
 
-using cuda_cpu::watch::Access;
-using cuda_cpu::watch::By;
+using namespace cuda_cpu::watch;
 
-#define INSPECT_ACCESS(name, kind, bytes)                                                                      \
-    extern "C" void name(void* address) {                                                                      \
-        cuda_cpu::watch::access(kind, By::THREAD, address, bytes, __builtin_return_address(0));                \
-        cuda_cpu::watch::let_others_run(address);                                                              \
+#define INSPECT_ACCESS(name, kind, bytes)                                      \
+    extern "C" void name(void* address) {                                      \
+        access(kind, By::THREAD, address, bytes, __builtin_return_address(0)); \
+        let_others_run(address);                                               \
     }
-#define INSPECT_WIDTH(bytes)                                                 \
-    INSPECT_ACCESS(__tsan_read##bytes, Access::LOAD, bytes)                  \
-    INSPECT_ACCESS(__tsan_write##bytes, Access::STORE, bytes)                \
-    INSPECT_ACCESS(__tsan_unaligned_read##bytes, Access::LOAD, bytes)        \
-    INSPECT_ACCESS(__tsan_unaligned_write##bytes, Access::STORE, bytes)      \
-    INSPECT_ACCESS(__tsan_volatile_read##bytes, Access::LOAD, bytes)         \
-    INSPECT_ACCESS(__tsan_volatile_write##bytes, Access::STORE, bytes)
-INSPECT_WIDTH(1)
-INSPECT_WIDTH(2)
-INSPECT_WIDTH(4)
-INSPECT_WIDTH(8)
-INSPECT_WIDTH(16)
-
+#define INSPECT_WIDTH(prefix, bytes)                                           \
+    INSPECT_ACCESS(__tsan_##prefix##read##bytes, Access::LOAD, bytes)          \
+    INSPECT_ACCESS(__tsan_##prefix##write##bytes, Access::STORE, bytes)
+#define INSPECT_WIDTHS(prefix)                                                 \
+    INSPECT_WIDTH(prefix, 1)                                                   \
+    INSPECT_WIDTH(prefix, 2)                                                   \
+    INSPECT_WIDTH(prefix, 4)                                                   \
+    INSPECT_WIDTH(prefix, 8)                                                   \
+    INSPECT_WIDTH(prefix, 16)
+INSPECT_WIDTHS()
+INSPECT_WIDTHS(unaligned_)
+INSPECT_WIDTHS(volatile_)
 extern "C" void __tsan_read_range(void* address, size_t bytes) {
-    cuda_cpu::watch::access(Access::LOAD, By::THREAD, address, bytes, __builtin_return_address(0));
+    access(Access::LOAD, By::THREAD, address, bytes, __builtin_return_address(0));
 }
 extern "C" void __tsan_write_range(void* address, size_t bytes) {
-    cuda_cpu::watch::access(Access::STORE, By::THREAD, address, bytes, __builtin_return_address(0));
+    access(Access::STORE, By::THREAD, address, bytes, __builtin_return_address(0));
 }
+
 // Called with -fsanitize=bounds: an index outside of an array with a constant size, as GCC describes it.
 struct WrongIndex {
     struct Type {
@@ -40,7 +39,7 @@ struct WrongIndex {
     const Type *array_type, *index_type;
 };
 extern "C" void __ubsan_handle_out_of_bounds(const WrongIndex* wrong, uintptr_t index) {
-    cuda_cpu::watch::wrong_index(wrong->array_type->name, static_cast<int64_t>(index), __builtin_return_address(0));
+    wrong_index(wrong->array_type->name, static_cast<int64_t>(index), __builtin_return_address(0));
 }
 // Called with -fsanitize=alignment: a pointer or reference to an address that is misaligned for its type.
 struct WrongAddress {
@@ -51,22 +50,21 @@ struct WrongAddress {
 };
 extern "C" void __ubsan_handle_type_mismatch_v1(const WrongAddress* wrong, uintptr_t address) {
     constexpr uint8_t store = 1;
-    cuda_cpu::watch::check_alignment(address, uint64_t{1} << wrong->log_of_alignment, wrong->type->name,
-                                     wrong->use == store ? Access::STORE : Access::LOAD, __builtin_return_address(0));
+    check_alignment(address, uint64_t{1} << wrong->log_of_alignment, wrong->type->name,
+                    wrong->use == store ? Access::STORE : Access::LOAD, __builtin_return_address(0));
 }
 extern "C" void __tsan_init() {}
-extern "C" void __tsan_func_entry(void* caller) { cuda_cpu::watch::entered(caller); }
-extern "C" void __tsan_func_exit() { cuda_cpu::watch::left(); }
+extern "C" void __tsan_func_entry(void* caller) { entered(caller); }
+extern "C" void __tsan_func_exit() { left(); }
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 
 static void accessed_atomically(const volatile void* place, size_t bytes, const void* pc,
-                                Access access = Access::STORE) {
+                                Access kind = Access::STORE) {
     const void* const address = const_cast<const void*>(place);
-    cuda_cpu::watch::check_alignment(reinterpret_cast<uintptr_t>(address), bytes, "an atomic function",
-                                     access, pc);
-    cuda_cpu::watch::access(access, By::ATOMIC, address, bytes, pc);
-    cuda_cpu::watch::let_others_run(address);
+    check_alignment(reinterpret_cast<uintptr_t>(address), bytes, "an atomic function", kind, pc);
+    access(kind, By::ATOMIC, address, bytes, pc);
+    let_others_run(address);
 }
 
 // Relaxed loads are not recorded: dev/cpu implements some atomics by a load and a compare-and-exchange loop.
@@ -88,7 +86,7 @@ static void accessed_atomically(const volatile void* place, size_t bytes, const 
         return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                        \
     }                                                                                                           \
     extern "C" void __tsan_atomic##bits##_store(volatile uint##bits##_t* place, uint##bits##_t value, int) {    \
-        cuda_cpu::watch::overwritten(place, bits / 8);                                                          \
+        overwritten(place, bits / 8);                                                                           \
         accessed_atomically(place, bits / 8, __builtin_return_address(0));                                      \
         __atomic_store_n(place, value, __ATOMIC_SEQ_CST);                                                       \
     }                                                                                                           \

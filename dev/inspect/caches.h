@@ -43,18 +43,16 @@ private:
 
     // Returns the sector's line and makes it the most recently used one.
     Line& line_of(uint64_t sector) {
-        const uint64_t number = sector / SECTORS;
-        const auto [found, is_new] = place_.try_emplace(number);
-        if (!is_new) {
-            lines_.splice(lines_.begin(), lines_, found->second);
-            return lines_.front();
+        const auto [found, is_new] = place_.try_emplace(sector / SECTORS);
+        if (is_new) {
+            if (lines_.size() == capacity_) {
+                place_.erase(lines_.back().number);
+                lines_.pop_back();
+            }
+            lines_.push_front({sector / SECTORS});
+            found->second = lines_.begin();
         }
-        if (lines_.size() == capacity_) {
-            place_.erase(lines_.back().number);
-            lines_.pop_back();
-        }
-        lines_.push_front({number});
-        found->second = lines_.begin();
+        lines_.splice(lines_.begin(), lines_, found->second);
         return lines_.front();
     }
 
@@ -88,8 +86,7 @@ public:
 
     // A store adds `writes` (0 or 1) to the sectors written to memory: a sector is written once while it stays in L2.
     // It adds `partial` (-1, 0 or 1) to those of which only a part has been stored: the rest must be fetched.
-    // is_merged: the warp has stored other bytes of the sector before, as in a loop over a thread's adjacent elements, which L2
-    // receives together.
+    // is_merged: the warp has stored other bytes of the sector before, as in a loop over a thread's adjacent elements.
     struct Store { int writes, partial; bool is_merged, is_whole; };
     Store store(uint64_t sector, uint32_t bytes, uint64_t warp) {
         Sector& entry = sectors_[sector];

@@ -6,9 +6,6 @@
 //     of the warp then forms a request: requests.h counts its sectors and wavefronts, caches.h its hits.
 //   - Each access is also compared with earlier accesses to the same bytes, to find races: clocks.h, shadow.h.
 //   - When the program ends, the recording is written to a JSON file, which report.py reads.
-//
-// Map: addresses, call stacks and sites, kernels, threads, state, races, accesses, requests, launches and blocks,
-// synchronisation, PTX instructions, the recording
 #define CUDA_CPU_INSPECT
 #include "../cpu/watch.h"
 
@@ -40,13 +37,13 @@ namespace cuda_cpu::watch {
 using namespace inspect;
 using json = nlohmann::ordered_json;
 
+constexpr const char* ACCESS_NAMES[] = {"load", "store", "wait"};
 constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", "copy engine", "wgmma"};
 
-// How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses.
-// In a grid with a second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of
-// blocks are recorded until `far_too_many` accesses, in a whole program unless they are longer than MAX_ROW. If the
-// limit is reached with one or two blocks, these are blocks 0 and 1, and the first one of the second row is recorded
-// too: see memory_loads().
+// How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses. With
+// a second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of blocks, in a
+// whole program of up to MAX_ROW, are recorded until `far_too_many` accesses. If one or two blocks reach the limit,
+// these are blocks 0 and 1, and the first one of the second row is recorded too: see memory_loads().
 struct Limits {
     uint64_t blocks, accesses, too_many, far_too_many;
 };
@@ -254,13 +251,13 @@ constexpr const char* FIGURES[] = {
 using Totals = std::array<uint64_t, std::size(FIGURES)>;
 
 struct Side {
-    uint32_t site;
-    Access access;
-    unsigned actor, block;   // actor: a thread, the TMA copies of an mbarrier or the wgmma of a warp (clocks.h)
+    uint32_t site = NONE;
+    Access access = Access::LOAD;
+    unsigned actor = 0, block = 0;   // actor: a thread, the TMA copies of an mbarrier or the wgmma of a warp (clocks.h)
 };
 
-// A race between two accesses, or an uninitialised read or an access out of bounds (`earlier` is then unused), or
-// threads at different barriers (earlier.site: NONE if threads have ended).
+// A race between two accesses, or an uninitialised read or an access out of bounds (earlier.site is then NONE), or
+// threads at different barriers (NONE if threads have ended).
 struct Hazard {
     Space space;
     Memory::Range owner;    // the array or allocation
@@ -437,17 +434,10 @@ struct Thread : Clocks {
     }
 };
 
-// A thread that has waited for the latest completed phase of an mbarrier.
-struct Waiter {
-    unsigned thread;
-    Tick step;
-    uint32_t site;
-};
-
 // An mbarrier or a named barrier.
 struct Sync {
     unsigned slot;
-    std::vector<Waiter> waiters;
+    std::vector<std::pair<Moment, uint32_t>> waiters;   // for the latest completed phase: step and site
     Clocks arriving;      // of all arrivals so far
     Clocks ended[2];      // at the end of the last phase with that parity
     Tick phases = 0;      // completed phases
@@ -628,17 +618,14 @@ static void add(Hazards& hazards, Space space, const Memory::Range& owner, uint6
 static void report_race(Space space, uint64_t at, const Entry& entry, const NewAccess& later, const char* why) {
     const Access access = is_read(later.kind) ? Access::LOAD : Access::STORE;
     const Access other = is_read(entry.kind) ? Access::LOAD : Access::STORE;
-    unsigned lane = static_cast<unsigned>(__builtin_ctz(entry.lanes));
-    for (uint32_t rest = entry.lanes; rest != 0; rest &= rest - 1) {   // report a lane that is not ordered
-        Entry alone = entry;
+    Entry lane = entry;   // one that is not ordered
+    for (uint32_t rest = entry.lanes; rest != 0; rest &= rest - 1) {
         const char* unused = nullptr;
-        alone.lanes = rest & -rest;
-        if (happens_before(alone, space, later, &unused)) continue;
-        lane = static_cast<unsigned>(__builtin_ctz(rest));
-        break;
+        lane.lanes = rest & -rest;
+        if (!happens_before(lane, space, later, &unused)) break;
     }
     add(kernel->races, space, memory.owner(space, at), at, {later.site, access, later.moment.actor, block},
-             {entry.site, other, entry.first_actor + lane, entry.block}, why);
+        {entry.site, other, entry.first_actor + static_cast<unsigned>(__builtin_ctz(lane.lanes)), entry.block}, why);
 }
 
 // Returns whether to keep a read or atomic entry of another block. Entries of two other blocks are enough: a block that
@@ -974,8 +961,7 @@ static void account_bulk(const Bulk::Side& side) {
 }
 
 // nvcc merges loads of neighbouring words of shared memory, if it knows their alignment: it often does, because tiles
-// have constant sizes and loops over them are unrolled. Sets Queued::merged of one instruction's requests. indices: of
-// these requests, in their order.
+// have constant sizes and loops over them are unrolled. Sets Queued::merged of one instruction's requests, in order.
 static void merge(std::vector<Queued>& queue, const std::vector<uint32_t>& indices) {
     constexpr size_t window = 64;   // requests
     const unsigned bytes = queue[indices[0]].request.bytes;
@@ -1065,31 +1051,28 @@ static void flush(unsigned warp) {
 
 // Counts the queued requests: the warps in turn, one request each, because they run at the same time.
 static void count_queued() {
-    static std::vector<std::vector<Level>> levels;
-    levels.resize(std::max<size_t>(levels.size(), warps()));
-    for (unsigned warp = 0; warp < warps(); warp++) levels[warp].assign(state.rounds[warp], NO_WAIT);
+    std::vector<std::vector<Level>> levels(warps());
+    size_t longest_queue = 0;
+    for (unsigned warp = 0; warp < warps(); warp++) {
+        levels[warp].resize(state.rounds[warp]);
+        longest_queue = std::max(longest_queue, state.queues[warp].size());
+        kernel->totals[REQUESTS] += state.queues[warp].size();
+    }
     queued_requests = 0;
-    bool is_more = true;
-    for (size_t n = 0; is_more; n++) {
-        is_more = false;
+    for (size_t n = 0; n < longest_queue; n++)
         for (unsigned warp = 0; warp < warps(); warp++) {
             if (n >= state.queues[warp].size()) continue;
-            is_more = true;
             counted_warp = uint64_t{block} * warps() + warp;
             const Queued& queued = state.queues[warp][n];
             Level& level = levels[warp][queued.round];
             level = std::max(level, account(queued));
         }
-    }
     // The warp that waits longest, by rough latencies.
     constexpr uint64_t weights[] = {0, 1, 1, 8, 20, 1};
     std::array<uint64_t, std::size(weights)> longest{};   // by Level, and collectives
     uint64_t most = 0;
-    size_t longest_queue = 0;
     Totals& totals = kernel->totals;
     for (unsigned warp = 0; warp < warps(); warp++) {
-        totals[REQUESTS] += state.queues[warp].size();
-        longest_queue = std::max(longest_queue, state.queues[warp].size());
         std::array<uint64_t, std::size(weights)> waits{};
         for (Level level : levels[warp]) {
             waits[level]++;
@@ -1116,7 +1099,11 @@ static void drain() {
 
 static bool counts() { return from.empty() || from_launches > 0; }
 
-static void end_if_late();
+static void end_if_late() {
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+    if (seconds > 0 && passed.count() > seconds)
+        end_program("after " + std::to_string(static_cast<int>(seconds)) + " s (--seconds)");
+}
 
 // Called when the time is over, and each millisecond from then on. Ends the program if it interrupts a kernel's code:
 // then the recorder and malloc are in a consistent state. Between blocks, begin_launch() and next_block() end it.
@@ -1150,12 +1137,6 @@ static void open() {
     const auto rest = static_cast<suseconds_t>(1e6 * (seconds - whole));
     const itimerval timer{{0, 1000}, {static_cast<time_t>(whole), rest + 1}};
     setitimer(ITIMER_REAL, &timer, nullptr);
-}
-
-static void end_if_late() {
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    if (seconds > 0 && passed.count() > seconds)
-        end_program("after " + std::to_string(static_cast<int>(seconds)) + " s (--seconds)");
 }
 
 // Returns the Kernel of a launch. Launches with the same function, NVTX range, grid, block, dynamic shared memory,
@@ -1231,8 +1212,6 @@ bool begin_launch(const LaunchShape& shape) {
     atomics.clear();
     kernel->wave = std::min(kernel->blocks(), resident_blocks() * card_->multiprocessors);
     l2.reset(card_->l2_bytes, kernel->wave);
-    kernel->after_block.clear();
-    kernel->numbers.clear();
     return true;
 }
 
@@ -1316,7 +1295,16 @@ static double hot_atomics() {
     return most;
 }
 
-static void complete_copies(size_t count, Tick tick);
+// Completes the thread's first `count` cp.async copies. Their writes happen before accesses after that tick.
+static void complete_copies(size_t count, Tick tick) {
+    Thread& t = me();
+    for (size_t i = 0; i < count; i++) {
+        const PendingCopy& copy = t.copies[i];
+        touch(Space::SHARED, copy.to, copy.bytes, {copy.moment, current, tick, Kind::WRITE, copy.site});
+    }
+    t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
 void end_block() {
     in_block = watching = false;
     const auto accessed = std::exchange(memory.accessed, {});
@@ -1325,15 +1313,11 @@ void end_block() {
     for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);
     current = 0;
     drain();
-    uint64_t of_warp = 0;
-    for (unsigned warp = 0; warp < warps(); warp++) {   // a warp takes as long for one lane as for all
-        uint64_t most = 0;
-        for (unsigned t = warp * LANES; t < std::min((warp + 1) * LANES, threads_in_block); t++)
-            most = std::max(most, LANES * state.threads[t].special);
-        kernel->totals[SPECIAL] += most;
-        of_warp = std::max(of_warp, most);
-    }
-    kernel->totals[WARP_SPECIAL] += of_warp;
+    std::vector<uint64_t> special(warps());   // a warp takes as long for one lane as for all
+    for (unsigned t = 0; t < threads_in_block; t++)
+        special[t / LANES] = std::max(special[t / LANES], LANES * state.threads[t].special);
+    kernel->totals[SPECIAL] += std::accumulate(special.begin(), special.end(), uint64_t{0});
+    kernel->totals[WARP_SPECIAL] += *std::max_element(special.begin(), special.end());
     if (!state.counting) {
         kernel->totals = kernel->after_block.empty() ? Totals{} : kernel->after_block.back();
         return;
@@ -1380,8 +1364,7 @@ Figures take_figures() {
             all.wavefronts += scale * static_cast<double>(site.wavefronts);
             all.least_wavefronts += scale * static_cast<double>(site.least_wavefronts);
         }
-        all.memory_bytes += of_all * SECTOR * (memory_loads(*kernel) +
-                                               of_launch(*kernel, DRAM_STORE));
+        all.memory_bytes += of_all * SECTOR * (memory_loads(*kernel) + of_launch(*kernel, DRAM_STORE));
         all.hazards += kernel->hazards();
     }
     const auto is_clean = [](const auto& kernel) { return kernel->hazards() == 0; };
@@ -1432,13 +1415,10 @@ bool is_removed(const char* name, const void* site) {
 // Records that all these threads have reached this point. Unlike meet(), this does not order their accesses: the
 // lanes of a warp execute an instruction such as ldmatrix together, but it is not a memory fence.
 static void pass(const std::vector<unsigned>& group) {
-    std::vector<Moment> moments;
-    for (unsigned t : group) moments.push_back({state.threads[t].passed, t, state.threads[t].step});
-    const Clock all = join(moments, actors());
-    for (unsigned t : group) {
-        state.threads[t].passed = all;
-        state.threads[t].step++;
-    }
+    std::vector<Moment> steps;
+    for (unsigned t : group) steps.push_back({state.threads[t].passed, t, state.threads[t].step++});
+    const Clock all = join(steps, actors());
+    for (unsigned t : group) state.threads[t].passed = all;
 }
 
 // Synchronises these threads: each gets the maximum of their clocks.
@@ -1446,18 +1426,18 @@ static void meet(const std::vector<unsigned>& group) {
     std::vector<Moment> moments;
     Clock fenced, released, released_in_block;
     for (unsigned t : group) {
+        const Thread& thread = state.threads[t];
         moments.push_back(moment_of(t));
-        fenced = join(fenced, state.threads[t].fenced);
-        released = join(released, state.threads[t].released);
-        released_in_block = join(released_in_block, state.threads[t].released_in_block);
+        fenced = join(fenced, thread.fenced);
+        released = join(released, thread.released);
+        released_in_block = join(released_in_block, thread.released_in_block);
     }
     const Clock all = join(moments, actors());
     for (unsigned t : group) {
-        state.threads[t].clock = all;
-        state.threads[t].fenced = fenced;
-        state.threads[t].released = released;
-        state.threads[t].released_in_block = released_in_block;
-        state.threads[t].synchronised();
+        Thread& thread = state.threads[t];
+        std::tie(thread.clock, thread.fenced) = std::tie(all, fenced);
+        std::tie(thread.released, thread.released_in_block) = std::tie(released, released_in_block);
+        thread.synchronised();
     }
     pass(group);
 }
@@ -1474,17 +1454,17 @@ void waits(const void* site) {
 void barrier_completed(const char*) {
     if (!recording) return;
     const Pause pause;
-    std::vector<unsigned> all;
-    unsigned first = 0;
-    while (state.threads[first].is_over) first++;
+    std::vector<unsigned> all(threads_in_block);
+    std::iota(all.begin(), all.end(), 0u);
+    const unsigned first = *std::find_if(all.begin(), all.end(), [](unsigned t) { return !state.threads[t].is_over; });
     const uint32_t site = state.threads[first].waits_at;
-    for (unsigned t = 0; t < threads_in_block; t++) {
-        all.push_back(t);
-        if (const uint32_t last = state.threads[t].last_site; state.threads[t].is_over && last != NONE)
+    for (unsigned t : all) {
+        const Thread& thread = state.threads[t];
+        if (const uint32_t last = thread.last_site; thread.is_over && last != NONE)
             add_divergence(site, first, {last, kernel->sites[last].access, t, block},
                            "and has ended without reaching it");
-        else if (!state.threads[t].is_over && state.threads[t].waits_at != site)
-            add_divergence(site, first, {state.threads[t].waits_at, Access::WAIT, t, block}, "not all at the same one");
+        else if (!thread.is_over && thread.waits_at != site)
+            add_divergence(site, first, {thread.waits_at, Access::WAIT, t, block}, "not all at the same one");
     }
     for (Thread& t : state.threads) t.waits_at = NONE;
     meet(all);
@@ -1516,11 +1496,11 @@ void collective_completed(unsigned first, unsigned lanes, unsigned mask, const c
     if (!recording) return;
     const Pause pause;
     uint32_t alive = 0;
-    for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block; lane++)
-        if (!state.threads[first + lane].is_over) alive |= 1u << lane;
     std::vector<unsigned> group;
-    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1)
-        group.push_back(first + static_cast<unsigned>(__builtin_ctz(rest)));
+    for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block; lane++) {
+        if (!state.threads[first + lane].is_over) alive |= 1u << lane;
+        if (lanes >> lane & 1) group.push_back(first + lane);
+    }
     for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block && strncmp(name, "__shfl", 6) == 0; lane++)
         if ((mask & ~lanes) >> lane & 1)
             add_divergence(state.threads[group[0]].waits_at, group[0], {NONE},
@@ -1595,10 +1575,10 @@ void phase_completed(const void* barrier, unsigned parity) {
     const Pause pause;
     Sync& sync = sync_of(barrier);
     const Moment ends{sync.arriving.passed, NONE, 0};
-    for (const Waiter& waiter : sync.waiters)
-        if (!ends.covers(waiter.thread / LANES * LANES, 1u << waiter.thread % LANES, waiter.step))
-            add(kernel->races, Space::SHARED, {}, 0, {waiter.site, Access::LOAD, waiter.thread, block},
-                {waiter.site, Access::STORE, current, block},
+    for (const auto& [waiter, site] : sync.waiters)
+        if (!ends.covers(waiter.actor / LANES * LANES, 1u << waiter.actor % LANES, waiter.own))
+            add(kernel->races, Space::SHARED, {}, 0, {site, Access::LOAD, waiter.actor, block},
+                {site, Access::STORE, current, block},
                 "the wait may begin after the next phase too: it then sees the old parity and blocks");
     sync.waiters.clear();
     sync.phases++;
@@ -1613,7 +1593,7 @@ void waited(const void* barrier, unsigned parity, const void* site) {
     Sync& sync = sync_of(barrier);
     me().take(sync.ended[parity]);
     me().registers.drop_all();
-    if (number != NONE) sync.waiters.push_back({current, me().step, number});
+    if (number != NONE) sync.waiters.push_back({{nullptr, current, me().step}, number});
 }
 
 // ==== PTX instructions ===================================================================================
@@ -1645,16 +1625,6 @@ void cp_async(const void* to, size_t bytes, const void* from, size_t filled, con
 
 void cp_async_commit() {
     if (recording) me().copy_groups++;
-}
-
-// Completes the thread's first `count` cp.async copies. Their writes happen before accesses after that tick.
-static void complete_copies(size_t count, Tick tick) {
-    Thread& t = me();
-    for (size_t i = 0; i < count; i++) {
-        const PendingCopy& copy = t.copies[i];
-        touch(Space::SHARED, copy.to, copy.bytes, {copy.moment, current, tick, Kind::WRITE, copy.site});
-    }
-    t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
 void cp_async_wait(unsigned pending) {
@@ -1769,20 +1739,15 @@ static void end_unfinished_block() {
 // ==== the recording ==========================================================================================
 
 static const char* name_of(Space space) { return space == Space::SHARED ? "shared" : "global"; }
-static const char* name_of(Access access) {
-    return access == Access::LOAD ? "load" : access == Access::STORE ? "store" : "wait";
-}
-
 static json to_json(const Site& site) {
     json offsets = json::array();
     uint64_t base = ~uint64_t{0};
-    const auto is_active = [&](unsigned lane) { return site.worst.active >> lane & 1; };
     for (unsigned lane = 0; lane < LANES; lane++)
-        if (is_active(lane)) base = std::min(base, site.worst.address[lane] / LINE * LINE);
+        if (site.worst.is_active(lane)) base = std::min(base, site.worst.address[lane] / LINE * LINE);
     for (unsigned lane = 0; lane < LANES; lane++)
-        offsets.push_back(is_active(lane) ? static_cast<int64_t>(site.worst.address[lane] - base) : -1);
+        offsets.push_back(site.worst.is_active(lane) ? static_cast<int64_t>(site.worst.address[lane] - base) : -1);
     json all = {{"stack", stacks.with_callers(site.pc, site.stack)}, {"part", site.part},
-                {"space", name_of(site.space)}, {"access", name_of(site.access)},
+                {"space", name_of(site.space)}, {"access", ACCESS_NAMES[static_cast<int>(site.access)]},
                 {"by", BY_NAMES[static_cast<int>(site.by)]}, {"bytes_per_lane", site.bytes},
                 {"requests", site.requests}, {"lanes", site.lanes}, {"bytes", site.bytes_used},
                 {"sectors", site.sectors}, {"least_sectors", site.least_sectors},
@@ -1792,25 +1757,23 @@ static json to_json(const Site& site) {
     return all;
 }
 
-// sides: the number of accesses of each hazard.
-static json to_json(const Kernel& kernel, const Hazards& hazards, size_t sides) {
+static json to_json(const Kernel& kernel, const Hazards& hazards) {
     json all = json::array();
     for (const auto& [key, h] : hazards) {
         json accesses = json::array();
         for (const Side* side : {&h.later, &h.earlier}) {
-            if (accesses.size() == sides || side->site == NONE) break;
+            if (side->site == NONE) break;
             const Site& site = kernel.sites[side->site];
             const bool is_index = site.bytes == 0 && side->access != Access::WAIT;
             accesses.push_back({{"stack", stacks.with_callers(site.pc, site.stack)}, {"block", side->block},
-                                {"access", is_index ? "index" : name_of(side->access)},
+                                {"access", is_index ? "index" : ACCESS_NAMES[static_cast<int>(side->access)]},
                                 {"by", BY_NAMES[static_cast<int>(site.by)]},
                                 {"thread", side->actor < kernel.threads() ? static_cast<int>(side->actor) : -1}});
         }
+        const json allocated = h.owner.site != 0 ? json::array({h.owner.site}) : json::array();
         all.push_back({{"memory", name_of(h.space)}, {"array", h.owner.name}, {"address", h.address},
-                       {"allocation", h.owner.begin}, {"bytes", h.owner.bytes}, {"allocated", json::array()},
-                       {"count", h.count}, {"why", std::get<std::string>(key)},
-                       {"accesses", accesses}});
-        if (h.owner.site != 0) all.back()["allocated"].push_back(h.owner.site);
+                       {"allocation", h.owner.begin}, {"bytes", h.owner.bytes}, {"allocated", allocated},
+                       {"count", h.count}, {"why", std::get<std::string>(key)}, {"accesses", accesses}});
     }
     return all;
 }
@@ -1838,12 +1801,11 @@ static json to_json(const Kernel& kernel) {
             {"block", kernel.shape.block}, {"integers", kernel.shape.variant.integers},
             {"dynamic_shared", kernel.shape.dynamic_shared}, {"static_shared", kernel.static_shared()},
             {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks}, {"blocks", kernel.blocks()},
-            {"checked", checked},
-            {"threads", kernel.threads()}, {"tensor_flops", kernel.totals[TENSOR_FLOPS]},
-            {"launch", launch}, {"sites", sites}, {"races", to_json(kernel, kernel.races, 2)},
-            {"uninitialised", to_json(kernel, kernel.uninitialised, 1)},
-            {"out_of_bounds", to_json(kernel, kernel.out_of_bounds, 1)},
-            {"divergent", to_json(kernel, kernel.divergent, 2)}, {"barriers", barriers}};
+            {"checked", checked}, {"threads", kernel.threads()}, {"tensor_flops", kernel.totals[TENSOR_FLOPS]},
+            {"launch", launch}, {"sites", sites}, {"races", to_json(kernel, kernel.races)},
+            {"uninitialised", to_json(kernel, kernel.uninitialised)},
+            {"out_of_bounds", to_json(kernel, kernel.out_of_bounds)},
+            {"divergent", to_json(kernel, kernel.divergent)}, {"barriers", barriers}};
 }
 
 static void write(const std::string& ended) {
@@ -1854,8 +1816,7 @@ static void write(const std::string& ended) {
     if (std::exchange(recording, false)) end_unfinished_block();
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"ended_at", ended_at},
-                {"kernels", json::array()},
-                {"matmuls", json::array()}, {"sequence", sequence}};
+                {"kernels", json::array()}, {"matmuls", json::array()}, {"sequence", sequence}};
     for (const auto& kernel : kernels) all["kernels"].push_back(to_json(*kernel));
     for (const Product& p : products)
         all["matmuls"].push_back({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"type", p.type}, {"out_bytes", p.out_bytes},
