@@ -520,9 +520,9 @@ def test_command():
     expect("program (its times are the emulator's, not a GPU's):\n" in run.stdout, "the program's output is marked")
     expect_equal((run.returncode, [kernel["name"] for kernel in figures["kernels"]]), (0, ["two_ways"]),
                  "--kernel two_ways reports that kernel only")
-    run, figures = case.run_again("--seconds", "1", "--", "for_long")
-    expect((run.returncode, figures["ended"]) == (0, "after 1 s (--seconds)") and len(figures["kernels"]) > 6,
-           "--seconds 1 ends a program of 30 s and reports on it", f"exit code {run.returncode}: {run.stderr}")
+    run, figures = case.run_again("--seconds", "5", "--", "for_long")
+    expect((run.returncode, figures["ended"]) == (0, "after 5 s (--seconds)") and len(figures["kernels"]) > 6,
+           "--seconds 5 ends a program of 30 s and reports on it", f"exit code {run.returncode}: {run.stderr}")
     costs = written("barriers_costs.py",
                     "UNNECESSARY_BARRIERS = {'if (threadIdx.x < 32) __syncwarp();': 'to be counted'}\n")
     for words, code, wrong in (([], 0, ""), (["--costs", costs], 1, "; 2 not as expected")):
