@@ -226,6 +226,7 @@ inline uint32_t shared_address(const void* p) {
 // Returns whether p is in dynamic shared memory or in a __shared__ array.
 inline bool is_shared(const void* p) {
     if (static_cast<uintptr_t>(static_cast<const char*>(p) - shared_base()) < max_shared_bytes) return true;
+    if (watch::on) return watch::is_shared(p);
     bool found = false;
     Symbols::of_program().each_array(&threadIdx, [&](const char* place, size_t bytes, const char*) {
         found = found || static_cast<uintptr_t>(static_cast<const char*>(p) - place) < bytes;

@@ -107,6 +107,7 @@ CUDA_CPU_CALLBACK(void, thread_started(unsigned thread))
 CUDA_CPU_CALLBACK(void, thread_resumed(unsigned thread))  // before it starts or continues
 CUDA_CPU_CALLBACK(void, thread_ended(unsigned thread))
 CUDA_CPU_CALLBACK(const void*, call_site())               // returns its return address
+CUDA_CPU_CALLBACK(bool, is_shared(const void* place))     // returns whether shared memory has it
 // Returns whether to skip this barrier, fence or wait, to find out if it is necessary.
 CUDA_CPU_CALLBACK(bool, is_removed(const char* name, const void* site))
 

@@ -1338,6 +1338,11 @@ void product(const Product& product) {
 
 void record_launches(bool at_launches) { records_launches = at_launches; }
 bool only_counts() { return is_sample; }
+bool is_shared(const void* place) {
+    const Pause pause;
+    const Place found = memory.find(place);
+    return found.space == Space::SHARED && !found.is_outside;
+}
 
 // At a deadlock, also names where threads wait.
 void fatal_error(const char* why) {

@@ -294,6 +294,8 @@ def test_races():
         expect_equal((wrong["races"], right["uninitialised"]), ([], []), "... without races; none in the right version")
     expect_equal([len(case.kernel(f"reductions<{right}>")["races"]) for right in ("false", "true")], [1, 0],
                  "cub: __syncthreads is needed before its storage is used again")
+    expect_equal([kernel["name"] for kernel in case.figures["kernels"] if kernel["out_of_bounds"]], ["late"],
+                 "no right access is reported as out of bounds or of the host's memory")
     test_late_faults(case)
     natural = {kernel["name"]: pairs(kernel) for kernel in case.figures["kernels"]}
     for seed in "12":
