@@ -130,6 +130,11 @@ def read_recording(path, code):
     return raw
 
 
+def counted(results):
+    """Returns the kernels that a solution launched, of the Results of a rank or None."""
+    return [kernel for kernel in (results.kernels if results else []) if kernel.range == "counted"]
+
+
 class Judge:
     """Judges the user's copy of a puzzle, or another text."""
 
@@ -320,7 +325,7 @@ class Judge:
             if case["copies"]:
                 return Problem("host", 0, f"{rank.name}Size {case['size']}: the solution copies between host and "
                                f"device {plural(case['copies'], 'time')}.")
-        if not self.counted():
+        if not any(map(counted, self.results)):
             return Problem("host", 0, "No kernel was launched.")
         return None
 
@@ -336,13 +341,9 @@ class Judge:
 
     # ---- counts, at the last size
 
-    def counted(self):
-        kernels = self.results[0].kernels if self.results[0] else []
-        return [kernel for kernel in kernels if kernel.range == "counted"]
-
     def figures(self):
         """Returns {name: (found, limit)} of what the puzzle judges."""
-        case, kernels = self.recorded.ranks[0].result["cases"][-1], self.counted()
+        case, kernels = self.recorded.ranks[0].result["cases"][-1], counted(self.results[0])
         total = lambda key: sum(kernel.launches * getattr(kernel.sums, key) for kernel in kernels)
         requests = sum(kernel.launches * site["requests"] for kernel in kernels for line in kernel.lines
                        for site in line.sites if site["space"] == "global")
@@ -358,7 +359,7 @@ class Judge:
 
     def excess(self, name, found, limit):
         """Returns a Problem that names the line with the largest excess."""
-        lines = [(kernel, line) for kernel in self.counted() for line in kernel.lines]
+        lines = [(kernel, line) for kernel in counted(self.results[0]) for line in kernel.lines]
         rank = {"S": lambda s: s.sectors - s.least_sectors, "W": lambda s: s.wavefronts - s.least_wavefronts,
                 "T": lambda s: s.sectors, "requests": lambda s: s.requests}.get(name)
         texts = {"S": "{0} times the minimum of sectors. Most of them at this line: {1} sectors, {2} would do.",
@@ -414,7 +415,7 @@ class Judge:
 
     def estimate(self):
         """Returns a phrase with the estimated time of the last size on an H100."""
-        kernels = self.counted()
+        kernels = counted(self.results[0])
         if not kernels:
             return "no kernel was launched"
         bound = max(kernels, key=lambda kernel: kernel.launches * kernel.us).bound
