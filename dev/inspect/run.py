@@ -26,8 +26,8 @@ def record(command, settings, recording, log):
         print(f"output of {os.path.relpath(command[0])} (its times are the emulator's, not a GPU's):", flush=True)
     code = subprocess.run(command, env={**settings, "INSPECT_OUT": recording}, stdout=output, stderr=output).returncode
     raw = read_json(recording, "recording") if os.path.exists(recording) else {}
-    if not raw.get("kernels") and not raw.get("ended_at"):
-        raise Mistake(f"{' '.join(command)}: exit code {code}, launched no kernel"
+    if not any(raw.get(name) for name in ("kernels", "matmuls", "ended_at")):
+        raise Mistake(f"{' '.join(command)}: exit code {code}, launched no kernel and no matmul"
                       + (f": see {log}" if log else ""))
     if raw["ended"] == "at its end":
         raw["ended"] = f"exit code {code}"
