@@ -1,9 +1,8 @@
 // Accesses, barriers and lanes whose figures can be calculated by hand, for test_inspect.py. A comment after an access
-// is its name in the test. Optional argument: "nothing" launches no kernel, "for_long" runs for 30 s.
+// is its name in the test. With an argument, the program runs for 30 s.
 #include <cuda_runtime.h>
 
 #include <chrono>
-#include <cstring>
 
 constexpr unsigned ALL = 0xffffffff;
 struct alignas(32) Pack { float x[8]; };
@@ -90,12 +89,6 @@ template <unsigned floats> __global__ void row_twice(float* out, const float* in
     for (unsigned i = threadIdx.x; i < floats; i += blockDim.x) sum -= in[i] / sum;   // second
     out[threadIdx.x] = sum;
 }
-// All blocks read the same 4 KiB.
-__global__ void shared_by_blocks(float* out, const float* in) {
-    float sum = 0;
-    for (unsigned i = threadIdx.x; i < 1024; i += blockDim.x) sum += in[i];           // loads
-    out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
-}
 __global__ void copy(float* out, const float* in) {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     out[i] = in[i];
@@ -172,6 +165,44 @@ __global__ void rows_and_columns(float* out, const float* rows, const float* col
     if (sum > 1) *out = sum;
 }
 
+// ---- loads in flight, of one warp of 32 lanes
+
+// Each load waits for the one before.
+template <class T> __global__ void chase(T* out, const T* next, int n) {
+    T at = threadIdx.x;
+#pragma unroll 1
+    for (int i = 0; i < n; i++) at = next[at];
+    out[threadIdx.x] = at;
+}
+// UNROLL loads of 16 bytes, then as many stores.
+template <int UNROLL> __global__ void copy_unrolled(float4* out, const float4* in, int n) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += UNROLL * blockDim.x) {
+        float4 x[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) x[u] = in[i + u * blockDim.x];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) out[i + u * blockDim.x] = x[u];
+    }
+}
+// out may be in: nvcc stores each value before it loads the next.
+__global__ void copy_in_turn(float4* out, const float4* in, int n) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = in[i];
+}
+// The next iteration's load is in flight during the store.
+__global__ void copy_ahead(float4* out, const float4* in, int n) {
+    float4 next = in[threadIdx.x];
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const float4 x = next;
+        next = in[min(i + static_cast<int>(blockDim.x), n - 1)];
+        out[i] = x;
+    }
+}
+
+// ---- all of them
+
 template <class T> static void launch_strided(float* out, unsigned stride, unsigned mask = 31, unsigned lanes = ALL) {
     strided<<<1, 32, 31 * stride * sizeof(T) + sizeof(T)>>>(reinterpret_cast<T*>(out), stride, mask, lanes);
 }
@@ -204,9 +235,7 @@ static void patterns(float* out, const float* in) {
     launch_gather<Pack>(out, in, 1);
 }
 
-int main(int argc, char** argv) {
-    const char* how = argc > 1 ? argv[1] : "";
-    if (strcmp(how, "nothing") == 0) return 0;
+int main(int argc, char**) {
     constexpr size_t bytes_each = 1 << 22;
     float *in, *out;
     cudaMalloc(&in, bytes_each);
@@ -217,15 +246,12 @@ int main(int argc, char** argv) {
     by_function<<<1, 32>>>(out, in);
     packs_by_value<<<1, 32>>>(reinterpret_cast<Pack*>(out), reinterpret_cast<const Pack*>(in));
     const int times = argc > 9 ? 0 : 3;   // not a constant, so that the compiler does not unroll the loop
-    again<Between::NOTHING><<<1, 32, 128>>>(out, in, times);
-    again<Between::STORE><<<1, 32, 128>>>(out, in, times);
-    again<Between::SHARED_STORE><<<1, 32, 128>>>(out, in, times);
-    again<Between::BARRIER><<<1, 32, 128>>>(out, in, times);
-    again<Between::FENCE><<<1, 32, 128>>>(out, in, times);
+    for (auto kernel : {again<Between::NOTHING>, again<Between::STORE>, again<Between::SHARED_STORE>,
+                        again<Between::BARRIER>, again<Between::FENCE>})
+        kernel<<<1, 32, 128>>>(out, in, times);
     row_twice<1024><<<1, 32>>>(out, in);
     row_twice<3072><<<1, 32>>>(out, in);
     row_twice<131072><<<1, 256>>>(out, in);
-    shared_by_blocks<<<8, 256>>>(out, in);
     copy<<<64, 256>>>(out, in);
     copy<<<4096, 256>>>(out, in);
     stored_twice<<<1, 32>>>(out);
@@ -235,15 +261,18 @@ int main(int argc, char** argv) {
     a_warp_and_a_half<<<2, 48>>>(out);
     two_dimensions<<<1, dim3(8, 8)>>>(out);
     two_ways<<<1, 32>>>(out);
-    four_words<Words::ONE_BY_ONE><<<1, 256>>>(out);
-    four_words<Words::TOGETHER><<<1, 256>>>(out);
-    four_words<Words::OF_OTHER_WARPS><<<1, 256>>>(out);
-    four_words<Words::TWELFTHS><<<1, 256>>>(out);
+    for (auto kernel : {four_words<Words::ONE_BY_ONE>, four_words<Words::TOGETHER>, four_words<Words::OF_OTHER_WARPS>,
+                        four_words<Words::TWELFTHS>})
+        kernel<<<1, 256>>>(out);
     one_thread<<<1, 32>>>(out, in);
     one_thread<<<256, 64>>>(out, in);
     rows_and_columns<<<dim3(24, 64), 256>>>(out, in, in + 64 * 2048);
+    chase<<<1, 32>>>(reinterpret_cast<int*>(out), reinterpret_cast<int*>(in), 16);
+    chase<<<1, 32>>>(reinterpret_cast<long long*>(out), reinterpret_cast<long long*>(in), 16);
+    for (auto kernel : {copy_unrolled<1>, copy_unrolled<2>, copy_unrolled<4>, copy_unrolled<8>, copy_in_turn,
+                        copy_ahead})
+        kernel<<<1, 32>>>(reinterpret_cast<float4*>(out), reinterpret_cast<float4*>(in), 64 * 32);
     const auto begin = std::chrono::steady_clock::now();
-    while (strcmp(how, "for_long") == 0 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(30))
-        barriers<<<3, 64>>>(out);
+    while (argc > 1 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(30)) barriers<<<3, 64>>>(out);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }

@@ -6,43 +6,24 @@
 #include <cuda/pipeline>
 #include <cuda_runtime.h>
 
-constexpr unsigned ALL = 0xffffffff;
+namespace cg = cooperative_groups;
 
 // ---- barriers
 
+// The barrier does not wait for threads that have exited; their stores are visible after it.
 template <bool right> __global__ void neighbour(float* out) {
-    __shared__ float tile[65];
-    tile[threadIdx.x] = 1;                            // writes
-    if (threadIdx.x == 63) tile[64] = 1;
-    if (right) __syncthreads();
-    out[blockIdx.x * 64 + threadIdx.x] = tile[threadIdx.x + 1];   // reads
-}
-// The tile may be overwritten only after all threads have read it.
-template <bool right> __global__ void end_of_loop(float* out, const float* in) {
-    __shared__ float tile[64];
-    float sum = 0;
-    for (int i = 0; i < 3; i++) {
-        tile[threadIdx.x] = in[i * 64 + threadIdx.x]; // writes
-        __syncthreads();
-        sum += tile[63 - threadIdx.x];                // reads
-        if (right) __syncthreads();
-    }
-    out[threadIdx.x] = sum;
-}
-// A barrier does not wait for threads that have exited; their stores are visible after it.
-template <bool right> __global__ void leaves_early(float* out) {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (threadIdx.x >= 50) return;
     if (right) __syncthreads();
-    out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
+    out[blockIdx.x * 64 + threadIdx.x] = tile[threadIdx.x + 1];   // reads
 }
-// __syncwarp does not order accesses of other warps.
+// The barrier of a tile of 32 threads, like __syncwarp, does not order accesses of other warps.
 template <bool right> __global__ void warps(float* out) {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
-    if (right) __syncthreads();
-    else __syncwarp();
+    if (right) cg::this_thread_block().sync();
+    else cg::tiled_partition<32>(cg::this_thread_block()).sync();
     if (threadIdx.x >= 32) out[threadIdx.x] = tile[63 - threadIdx.x];   // reads
 }
 
@@ -51,8 +32,8 @@ template <Order order> __global__ void lanes(float* out) {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (order == Order::SYNCWARP) __syncwarp();
-    if (order == Order::SHUFFLE) __shfl_xor_sync(ALL, 1.0f, 1);
-    if (order == Order::VOTE) __any_sync(ALL, threadIdx.x == 3);
+    if (order == Order::SHUFFLE) __shfl_xor_sync(0xffffffff, 1.0f, 1);
+    if (order == Order::VOTE) __any_sync(0xffffffff, threadIdx.x == 3);
     out[threadIdx.x] = tile[threadIdx.x ^ 1];         // reads
 }
 // __syncwarp orders only the lanes in its mask.
@@ -83,26 +64,6 @@ template <bool right> __global__ void bytes(int* out) {
 template <bool right> __global__ void one_word(int* out) {
     if (threadIdx.x == 0) out[right ? blockIdx.x : 0] = 1;   // writes
 }
-// __syncthreads does not order accesses of other blocks.
-template <bool right> __global__ void next_block(float* out) {
-    out[blockIdx.x * 64 + threadIdx.x] = 1;           // writes
-    __syncthreads();
-    const unsigned other = right ? blockIdx.x : (blockIdx.x + 1) % gridDim.x;
-    out[4096 + blockIdx.x * 64 + threadIdx.x] = out[other * 64 + 63 - threadIdx.x];   // reads
-}
-// One launch writes; the next launch reads the values in other blocks.
-__global__ void launches(float* out, bool writes) {
-    if (writes) out[blockIdx.x * 64 + threadIdx.x] = 1;
-    else out[4096 + blockIdx.x * 64 + threadIdx.x] = out[(3 - blockIdx.x) * 64 + threadIdx.x];
-}
-
-template <bool right> __global__ void atomic_and_store(int* sum) {
-    if (right)
-        atomicExch(sum, 0);
-    else
-        *sum = 0;                                     // writes
-    atomicAdd(sum, 1);                                // adds
-}
 template <bool right> __global__ void histogram(int* out, const int* in) {
     __shared__ int counts[8];
     if (threadIdx.x < 8) counts[threadIdx.x] = 0;     // clears
@@ -112,18 +73,19 @@ template <bool right> __global__ void histogram(int* out, const int* in) {
     if (threadIdx.x < 8) atomicAdd(out + threadIdx.x, counts[threadIdx.x]);
 }
 
-// The last block to finish adds the parts of all blocks. Order: __syncthreads, __threadfence by thread 0, atomicAdd.
-template <bool right> __global__ void last_block(float* parts, unsigned* count, float* out) {
+// The last block to finish adds the parts of all blocks, which an atomic on a variable counts. Order: __syncthreads,
+// __threadfence by thread 0, atomicInc.
+__device__ unsigned arrived = 0;
+template <bool right> __global__ void last_block(float* parts, float* out) {
     __shared__ bool is_last;
     parts[blockIdx.x * 64 + threadIdx.x] = 1;         // writes
     __syncthreads();
     if (threadIdx.x == 0) {
         if (right) __threadfence();
-        is_last = atomicAdd(count, 1u) == gridDim.x - 1;
+        is_last = atomicInc(&arrived, gridDim.x - 1) == gridDim.x - 1;
     }
     __syncthreads();
     if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
-    if (is_last && threadIdx.x == 0) *count = 0;      // ordered by its own atomicAdd
 }
 // Alternative order: __threadfence by each thread, __syncthreads, atomicAdd.
 template <bool right> __global__ void last_block_of_fences(float* parts, unsigned* count, float* out) {
@@ -134,19 +96,11 @@ template <bool right> __global__ void last_block_of_fences(float* parts, unsigne
     if (threadIdx.x == 0) is_last = atomicAdd(count, 1u) == gridDim.x - 1;
     __syncthreads();
     if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
+    if (is_last && threadIdx.x == 0) *count = 0;      // ordered by its own atomicAdd
 }
 
 // ---- synchronisation by libraries
 
-namespace cg = cooperative_groups;
-template <bool right> __global__ void groups(float* out) {
-    __shared__ float tile[64];
-    const auto block = cg::this_thread_block();
-    tile[threadIdx.x] = 1;                            // writes
-    if (right) block.sync();
-    else cg::tiled_partition<32>(block).sync();
-    if (threadIdx.x >= 32) out[threadIdx.x] = tile[63 - threadIdx.x];   // reads
-}
 // The storage of two reductions is the same memory.
 template <bool right> __global__ void reductions(float* out) {
     using Reduce = cub::BlockReduce<float, 64>;
@@ -175,23 +129,20 @@ template <bool right> __global__ void grids(float* out) {
 // Copies complete at a barrier, or at the end of a pipeline's stage.
 template <bool right> __global__ void copies(float* out, const float* in) {
     __shared__ cuda::barrier<cuda::thread_scope_block> ready;
-    __shared__ float tile[64];
+    __shared__ float tile[64], next[64];
     if (threadIdx.x == 0) init(&ready, 64);
     __syncthreads();
     cuda::memcpy_async(&tile[threadIdx.x], in + threadIdx.x, 4, ready);   // writes
     const auto phase = ready.arrive();
     if (right) ready.wait(phase);
     out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
-}
-template <bool right> __global__ void stages(float* out, const float* in) {
-    __shared__ float tile[64];
     auto pipe = cuda::make_pipeline();
     pipe.producer_acquire();
-    cuda::memcpy_async(&tile[threadIdx.x], in + threadIdx.x, 4, pipe);   // writes
+    cuda::memcpy_async(&next[threadIdx.x], in + threadIdx.x, 4, pipe);   // writes next
     pipe.producer_commit();
     if (right) pipe.consumer_wait();
     __syncthreads();
-    out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
+    out[threadIdx.x] += next[63 - threadIdx.x];       // reads next
     pipe.consumer_release();
 }
 // One thread publishes a value, for which the others wait.
@@ -213,19 +164,15 @@ template <bool right> __global__ void flag(float* out) {
 
 template <bool right> __global__ void unwritten(float* out) {
     __shared__ float tile[64];
+    extern __shared__ float dynamic[];
     if (right || threadIdx.x < 60) tile[threadIdx.x] = 1;
+    if (right) dynamic[threadIdx.x] = 0;
     __syncthreads();
+    dynamic[threadIdx.x] += 1;                        // reads dynamic
     out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
 }
-template <bool right> __global__ void unwritten_dynamic(float* out) {
-    extern __shared__ float tile[];
-    if (right) tile[threadIdx.x] = 0;
-    __syncthreads();
-    tile[threadIdx.x] += 1;                           // reads
-    out[threadIdx.x] = tile[threadIdx.x];
-}
 
-// ---- two sites for one access
+// ---- several sites or threads
 
 // Lanes read the same word in two lines; both race with the store.
 __global__ void two_readers(float* out) {
@@ -267,34 +214,97 @@ __global__ void late(float* out, const unsigned* faults) {
     out[at + threadIdx.x] = tile[63 - threadIdx.x];   // reads
 }
 
+// ---- variables
+
+struct Pair {
+    float a, b;
+};
+__device__ int total, hits[1];
+__device__ float table[2048], next_to_table[32];
+__device__ Pair pairs[32];
+__constant__ float weights[32];
+__managed__ float managed[32];
+static __device__ float hidden[32], unchanged[32] = {1, 2};
+template <class T> __device__ T of_template[32];
+namespace outer { namespace {
+__device__ float nested[32] = {3};
+} }
+
+template <bool right> __global__ void updates(int*) {
+    if (right) atomicExch(&total, 0);
+    else total = 0;                                   // writes
+    atomicAdd(&total, 1);                             // adds
+}
+__global__ void either(int*) {
+    *(threadIdx.x % 2 == 0 ? hits : &total) = 1;      // in one instruction
+}
+__device__ int ticket(int* out) {
+    static int next;
+    return atomicAdd(&next, out != nullptr);
+}
+__global__ void tickets(int* out) { out[threadIdx.x] = ticket(out); }   // draws
+
+__global__ void loads(float* out, const float* by_address) {
+    const unsigned t = threadIdx.x;
+    out[t] = table[32 * t];                           // a column
+    out[32 + t] = table[t];                           // a row
+    out[64 + t] = weights[t];                         // constant
+    out[96 + t] = managed[t];                         // managed
+    out[128 + t] = hidden[t];                         // static
+    out[160 + t] = unchanged[t];                      // static and never stored to
+    out[192 + t] = outer::nested[t];                  // in namespaces
+    out[224 + t] = of_template<float>[t];             // of a template
+    out[256 + t] = pairs[t].b;                        // structs
+    out[288 + t] = by_address[t];                     // by address
+}
+
+// ---- accesses out of bounds
+
+__global__ void past_the_end(float* out, int first) {
+    out[threadIdx.x] = table[2017 + threadIdx.x];     // one too far
+    hidden[threadIdx.x + 1] = 1;                      // stores
+    (managed + first)[threadIdx.x] = 1;                // one too early
+    out[threadIdx.x] = of_template<int>[threadIdx.x + 1];   // of a template
+}
+
+__global__ void past_arrays(float* out) {
+    __shared__ float first[64], tile[64];
+    extern __shared__ float dynamic[];
+    float local[32], *middle = tile + threadIdx.x;
+    for (float& value : local) value = out[0];
+    first[threadIdx.x] = middle[0] = dynamic[threadIdx.x] = 1;
+    tile[threadIdx.x + 33] = first[threadIdx.x];      // by index
+    middle[34] = 1;                                   // by address
+    dynamic[threadIdx.x + 1] = 1;                     // dynamic
+    out[threadIdx.x] = local[threadIdx.x + 1];        // local
+}
+__global__ void far_away(float* out, size_t distance) {
+    if (blockIdx.x == 1) out[distance] = 1;           // far away
+}
+
+// ---- all of them
+
 template <bool right> static void both(float* out, const float* in, unsigned* counts) {
     int* numbers = reinterpret_cast<int*>(out);
     neighbour<right><<<2, 64>>>(out);
-    end_of_loop<right><<<1, 64>>>(out, in);
-    leaves_early<right><<<1, 64>>>(out);
     warps<right><<<1, 64>>>(out);
     half_a_warp<right><<<1, 32>>>(out);
     bytes<right><<<1, 64>>>(numbers);
     one_word<right><<<3, 32>>>(numbers);
-    next_block<right><<<2, 64>>>(out);
-    atomic_and_store<right><<<1, 64>>>(numbers);
     histogram<right><<<2, 64>>>(numbers, reinterpret_cast<const int*>(in));
     cudaMemset(counts, 0, 1024);
-    last_block<right><<<2, 64>>>(out, counts, out + 4096);
-    last_block_of_fences<right><<<2, 64>>>(out, counts + 1, out + 4096);
-    groups<right><<<1, 64>>>(out);
+    last_block<right><<<2, 64>>>(out, out + 4096);
+    last_block_of_fences<right><<<2, 64>>>(out, counts, out + 4096);
     flag<right><<<1, 64>>>(out);
     copies<right><<<1, 64>>>(out, in);
-    stages<right><<<1, 64>>>(out, in);
     reductions<right><<<1, 64>>>(out);
     void* arguments[] = {&out};
     cudaLaunchCooperativeKernel((void*)grids<right>, 3, 64, arguments);
-    unwritten<right><<<1, 64>>>(out);
-    unwritten_dynamic<right><<<1, 64, 256>>>(out);
+    unwritten<right><<<1, 64, 256>>>(out);
 }
 
-int main() {
-    float *in, *out;
+int main(int argc, char**) {
+    float *in, *out, *address;
     unsigned* counts;
     cudaMalloc(&in, 1 << 16);
     cudaMalloc(&out, 1 << 16);
@@ -302,12 +312,9 @@ int main() {
     cudaMemset(in, 0, 1 << 16);
     both<true>(out, in, counts);
     both<false>(out, in, counts);
-    lanes<Order::NOTHING><<<1, 64>>>(out);
-    lanes<Order::SYNCWARP><<<1, 64>>>(out);
-    lanes<Order::SHUFFLE><<<1, 64>>>(out);
-    lanes<Order::VOTE><<<1, 64>>>(out);
-    for (bool writes : {true, false}) launches<<<4, 64>>>(out, writes);
-    two_readers<<<1, 64>>>(out);
+    for (auto kernel : {lanes<Order::NOTHING>, lanes<Order::SYNCWARP>, lanes<Order::SHUFFLE>, lanes<Order::VOTE>,
+                        two_readers})
+        kernel<<<1, 64>>>(out);
     two_lanes_met<<<1, 32>>>(out);
     reduces<<<1, 32>>>(out);
     const unsigned faults[] = {256, 256, 256, 137, 255, 256};   // in none of the first launch's 256 blocks
@@ -315,5 +322,18 @@ int main() {
     cudaMemcpy(counts, faults, sizeof(faults), cudaMemcpyHostToDevice);
     for (unsigned launch = 0; launch < 3; launch++) late<<<256, 64>>>(out, counts + 2 * launch);
     for (unsigned launch = 0; launch < 20; launch++) late<<<256, 64>>>(in, counts + 6 + launch);
+    const float values[32] = {1};
+    cudaMemcpyToSymbol(weights, values, sizeof(values));
+    managed[0] = 1;
+    cudaGetSymbolAddress(reinterpret_cast<void**>(&address), outer::nested);
+    updates<true><<<2, 64>>>(nullptr);
+    updates<false><<<2, 64>>>(nullptr);
+    updates<false><<<4, 64>>>(nullptr);
+    either<<<1, 64>>>(nullptr);
+    tickets<<<1, 64>>>(reinterpret_cast<int*>(out));
+    loads<<<1, 32>>>(out, address);
+    past_the_end<<<1, 32>>>(out, -1);
+    past_arrays<<<1, 32, 128>>>(out);
+    if (argc > 1) far_away<<<2, 32>>>(out, size_t{1} << 50);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }
