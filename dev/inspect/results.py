@@ -1,7 +1,7 @@
 """Figures of a recording by kernel and line, with names and estimates; expectations from a --costs file."""
-import importlib.util
 import json
 import os
+import runpy
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -25,9 +25,9 @@ class Expectations:
 
     def __init__(self, path=None, shape=None):
         self.path, self.shape = path, shape or {}
-        self.module = self.load() if path else None
-        self.unnecessary_barriers = getattr(self.module, "UNNECESSARY_BARRIERS", {})
-        self.allowances = getattr(self.module, "ALLOWANCES", [])
+        self.names = self.load() if path else {}
+        self.unnecessary_barriers = self.names.get("UNNECESSARY_BARRIERS", {})
+        self.allowances = self.names.get("ALLOWANCES", [])
         for entry in self.allowances:
             if len(entry) != 4 or entry[1] not in RATIOS or not entry[3]:
                 raise Mistake(f"--costs {path}: ALLOWANCES: found {entry}; expected (kernel, {' or '.join(RATIOS)}, "
@@ -36,19 +36,15 @@ class Expectations:
     def load(self):
         if not os.path.exists(self.path):
             raise Mistake(f"--costs {self.path}: No such file")
-        spec = importlib.util.spec_from_file_location("costs", self.path)
-        module = importlib.util.module_from_spec(spec)
         try:
-            spec.loader.exec_module(module)
+            return runpy.run_path(self.path)
         except Exception as error:
             raise Mistake(f"--costs {self.path}: {type(error).__name__}: {error}") from None
-        return module
 
     def call(self, name, subject, *arguments):
         """Calls a function of the file; returns None if the file does not define it."""
-        function = getattr(self.module, name, None)
         try:
-            return function(*arguments) if function else None
+            return self.names[name](*arguments) if name in self.names else None
         except (LookupError, TypeError, ValueError) as error:
             raise Mistake(f"--costs {self.path}: {name}(){subject}: {error}") from None
 
@@ -116,8 +112,8 @@ class Kernel:
         self.is_complete = raw["recorded_blocks"] > 0       # else the program ended in its first block
         launch = SimpleNamespace(name=self.name, demangled=self.demangled, grid=self.grid, block=self.block,
                                  threads=self.threads, integers=raw["integers"], tensor_flops=moved["tensor_flops"])
-        self.inputs = (card, self.with_machine_code(symbols), self.blocks, self.resident, expectations.softmax(launch))
-        self.bounds = launch_bounds(*self.inputs) if self.is_complete else {}
+        self.bounds = launch_bounds(card, self.with_machine_code(symbols), self.blocks, self.resident,
+                                    expectations.softmax(launch)) if self.is_complete else {}
         self.bound = max(self.bounds, key=self.bounds.get, default=None)
         self.us = 1e6 * combined(self.bounds) if self.is_complete else None
         self.cost = expectations.cost(launch)
@@ -141,11 +137,10 @@ class Kernel:
         if not self.main_loop or self.main_loop["tma"]:
             return None
         file, first, last = self.main_loop["lines"]
-        loads = [site for line in self.lines if line.place.file == file and first <= line.place.line <= last
-                 for site in line.sites if (site["space"], site["access"]) == ("global", "load")]
-        sectors, hits = (sum(site[key] for site in loads) for key in ("sectors", "l1_hits"))
+        loads = Sums([site for line in self.lines if line.place.file == file and first <= line.place.line <= last
+                      for site in line.sites if (site["space"], site["access"]) == ("global", "load")])
         warps = min(self.resident, self.blocks / card.multiprocessors) * -(-self.threads // WARP)
-        return warps * self.main_loop["in_flight"] * (1 - hits / max(1, sectors))
+        return warps * self.main_loop["in_flight"] * (1 - loads.l1_hits / max(1, loads.sectors))
 
     def with_machine_code(self, symbols):
         """Returns the totals of a launch, with what the machine code adds if it is known: instructions, and waits for

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Callable
 
 from estimate import RANGE
+from results import Sums
 from tables import number, plural, text_table, times
 
 MAX_PLACES = 8      # lines or pairs of lines named in a sentence about several hazards
@@ -239,12 +240,10 @@ def figures(line):
     for site in line.sites if line else ():
         found.setdefault((site["space"], site["access"]), []).append(site)
     for (space, access), sites in sorted(found.items()):
-        unit = "sectors" if space == "global" else "wavefronts"
-        count, minimum, requests, lanes = (sum(site[key] for site in sites)
-                                            for key in (unit, f"least_{unit}", "requests", "lanes"))
+        unit, sums = "sectors" if space == "global" else "wavefronts", Sums(sites)
         yield SimpleNamespace(space=space, access=access, by=sorted({by_name(site["by"]) for site in sites}), unit=unit,
-                              requests=requests, lanes=lanes / max(1, requests), count=count,
-                              ratio=count / minimum if minimum else None, is_wasteful=count > minimum > 0)
+                              requests=sums.requests, lanes=sums.lanes / max(1, sums.requests),
+                              count=getattr(sums, unit), ratio=sums.ratios[unit])
 
 
 def source_lines(results, kernel):
@@ -269,7 +268,7 @@ def by_line(results, kernel):
         lines.append(file)
         for at, text, line in (row or ("", "...", None) for row in rows):
             entries = [f"{f.space:6} {f.access:5} {f.requests:>10,} {number(f.lanes):>5} {f.count:>11,} {f.unit:10} "
-                       f"{times(f.ratio):>5}{'*' if f.is_wasteful else ' '}" for f in figures(line)] or [""]
+                       f"{times(f.ratio):>5}{'*' if (f.ratio or 0) > 1 else ' '}" for f in figures(line)] or [""]
             lines.append(f"{entries[0]:{len(head)}} {at:5}  {text}".rstrip())
             lines += [entry.rstrip() for entry in entries[1:]]
     return lines
