@@ -174,7 +174,7 @@ class Kernel:
         """Returns a recording's races (two accesses, the later one first) or other hazards, with source lines instead
         of stacks. Hazards of an array between the same lines are merged, and an index with the access that it is of."""
         found = {}
-        for raw in self.raw.get(key, []):
+        for raw in self.raw[key]:
             if key == "divergent" and len({tuple(symbols.lines_within(access["stack"], self.demangled))
                                            for access in raw["accesses"]}) < len(raw["accesses"]):
                 continue        # copies of one barrier, which the compiler made
@@ -222,19 +222,19 @@ class Results:
             raise Mistake(f"card {key!r}: expected one of {', '.join(CARDS)}")
         self.raw, self.card, self.tokens = raw, CARDS[key], tokens
         self.expectations, self.sass = expectations or Expectations(), sass or {}
-        hazards = [hazard for kernel in raw["kernels"] for kind in HAZARDS for hazard in kernel.get(kind, [])]
+        hazards = [hazard for kernel in raw["kernels"] for kind in HAZARDS for hazard in kernel[kind]]
         stacks = [each["stack"] for kernel in raw["kernels"] for each in kernel["sites"] + kernel["barriers"]]
-        stacks += [raw.get("ended_at", []), *(access["stack"] for hazard in hazards for access in hazard["accesses"])]
+        stacks += [raw["ended_at"], *(access["stack"] for hazard in hazards for access in hazard["accesses"])]
         stacks += [hazard["allocated"] for hazard in hazards]
         names = demangled([*(kernel["symbol"] for kernel in raw["kernels"]), *(hazard["array"] for hazard in hazards),
                            *self.sass])
         self.symbols, self.sources = Symbols(raw["program"], stacks, root), Sources(root)
         # where host code ended the program; None: elsewhere
-        self.ended_at = next((frame for pc in raw.get("ended_at", []) for frame in self.symbols.frames[pc]), None)
+        self.ended_at = next((frame for pc in raw["ended_at"] for frame in self.symbols.frames[pc]), None)
         # Kernels without recorded blocks have no figures, except for hazards in the block in which the program ended.
         kernels = {number: Kernel(kernel, self.card, self.symbols, names, self.expectations, self.sass)
                    for number, kernel in enumerate(raw["kernels"])
-                   if kernel["recorded_blocks"] or any(kernel.get(kind) for kind in HAZARDS)}
+                   if kernel["recorded_blocks"] or any(kernel[kind] for kind in HAZARDS)}
         self.launched = sorted({bare_name(names[kernel["symbol"]]) for kernel in raw["kernels"]})
         seconds = [(kernels[number].us or 0) / 1e6 if number in kernels else 0
                    for number in range(len(raw["kernels"]))]

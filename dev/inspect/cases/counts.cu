@@ -118,9 +118,9 @@ __global__ void __launch_bounds__(64) shared_bytes(float* out) {
     __shared__ double doubles[10];
     float* more = reinterpret_cast<float*>(dynamic_tile);
     if (threadIdx.x < 10) floats[threadIdx.x] = more[threadIdx.x] = 1;
-    __syncthreads();
+    __syncthreads();                                  // of floats
     if (threadIdx.x < 10) doubles[threadIdx.x] = floats[9 - threadIdx.x];
-    __syncthreads();
+    __syncthreads();                                  // of doubles
     if (threadIdx.x < 10) out[threadIdx.x] = static_cast<float>(doubles[9 - threadIdx.x]) + more[threadIdx.x];
 }
 // 48 threads: one warp and half a warp.

@@ -326,9 +326,9 @@ int main(int argc, char**) {
     cudaMemcpyToSymbol(weights, values, sizeof(values));
     managed[0] = 1;
     cudaGetSymbolAddress(reinterpret_cast<void**>(&address), outer::nested);
-    updates<true><<<2, 64>>>(nullptr);
-    updates<false><<<2, 64>>>(nullptr);
-    updates<false><<<4, 64>>>(nullptr);
+    updates<true><<<2, 1>>>(nullptr);
+    updates<false><<<2, 1>>>(nullptr);
+    updates<false><<<4, 1>>>(nullptr);
     either<<<1, 64>>>(nullptr);
     tickets<<<1, 64>>>(reinterpret_cast<int*>(out));
     loads<<<1, 32>>>(out, address);
