@@ -2,21 +2,22 @@
 """Tests `make inspect` from a .cu file to the figures, without a GPU: the requests, sectors, wavefronts and races of
 the kernels in cases/ are known.
 
-    test_inspect.py [PART ...]      runs only these parts: counts, caches, races, variables, ptx, in_flight, command,
-                                    report, mistakes, check
+    test_inspect.py [NAME ...]      runs only these functions, without test_: counts, caches, ...
 """
+import functools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.append(os.path.join(HERE, "..", "tests"))
-from testing import expect, expect_equal, finish
+from testing import expect, expect_equal, finish, write
 from results import read_json, read_recording
 from sass import find_nvdisasm
 
@@ -30,29 +31,24 @@ def run_command(*command):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def read(path):
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
 def written(name, text):
     """Writes a file in the build folder; returns its path."""
     path = os.path.join(BUILD, name)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    write(path, text)
     return path
 
 
+@functools.cache
 class Case:
     """A program in cases/: its lines, figures and recording."""
 
     def __init__(self, name):
         self.name, self.file = name, f"dev/inspect/cases/{name}.cu"
         self.program = os.path.join(BUILD, name, "program")
-        self.lines, function = {}, ""       # {(function, comment after a line): line number}
-        for number, line in enumerate(read(self.file).splitlines(), 1):
-            begin = re.search(r"^(?:template <.*> )?__(?:global|device)__ .*?(\w+)\(\w* ?\w*[*&]", line)
-            function = begin[1] if begin else function
+        self.lines, function = {}, ""       # {(kernel or "", comment after a line): line number}
+        for number, line in enumerate(Path(self.file).read_text("utf-8").splitlines(), 1):
+            begin = re.search(r"^(?:template <.*> )?__(global|device)__ .*?(\w+)\(\w* ?\w*[*&]", line)
+            function = begin[2] * (begin[1] == "global") if begin else function
             comment = re.search(r"\S.*// (.+?)\s*$", line)
             if comment:
                 self.lines[function, comment[1]] = number
@@ -60,9 +56,9 @@ class Case:
         run = run_command("make", "-s", "inspect", f"FILE={self.file}", f"JSON={figures}")
         if run.returncode != 0:
             raise RuntimeError(f"make inspect FILE={self.file}: exit code {run.returncode}\n{run.stderr}")
-        self.page = read("runs/inspect/report.html") if name == "races" else ""
+        self.page = Path("runs/inspect/report.html").read_text("utf-8") if name == "races" else ""
         self.figures = read_json(figures, "figures")
-        self.recording = written(f"{name}.recording.json", read(self.program + ".json"))
+        self.recording = written(f"{name}.recording.json", Path(self.program + ".json").read_text("utf-8"))
         self.raw = {kernel["symbol"]: kernel for kernel in read_recording(self.recording)["kernels"]}
 
     def kernels(self, name):
@@ -72,34 +68,30 @@ class Case:
         return self.kernels(name)[0]
 
     def line(self, kernel, comment):
-        return self.lines[kernel.split("<")[0], comment]
+        """Returns the number of a line of a kernel, or of a function that it calls."""
+        return self.lines.get((kernel.split("<")[0], comment)) or self.lines["", comment]
 
-    def sites(self, kernel, comment, access="load", function=None):
-        line = self.line(function or kernel, comment)
+    def sites(self, kernel, comment, access="load"):
         return [site for space in ("global", "shared") for site in self.kernel(kernel)[space]
-                if (site["line"], site["access"]) == (line, access)]
+                if (site["line"], site["access"]) == (self.line(kernel, comment), access)]
 
-    def sum(self, kernel, comment, access, *keys, function=None):
-        sites = self.sites(kernel, comment, access, function)
-        return tuple(sum(site[key] for site in sites) for key in keys)
+    def sum(self, kernel, comment, access, *keys):
+        return tuple(sum(site[key] for site in self.sites(kernel, comment, access)) for key in keys)
 
-    def run_again(self, *words):
-        """Runs run.py as the Makefile does; returns the process and the figures (None if it wrote none)."""
-        figures = os.path.join(BUILD, f"{self.name}.again.json")
-        if os.path.exists(figures):
-            os.remove(figures)
-        run = run_command(sys.executable, "dev/inspect/run.py", self.program, "--json", figures, *words)
-        return run, read_json(figures, "figures") if os.path.exists(figures) else None
+    def run_again(self, *words, **settings):
+        """Runs run.py, with settings of the emulator or the recorder; returns the process and the figures, {} if it
+        wrote none."""
+        figures = Path(BUILD, f"{self.name}.again.json")
+        figures.unlink(missing_ok=True)
+        if settings:
+            costs = f"def run(program, folder, words, small): return {{'arguments': words, 'settings': {settings}}}\n"
+            words = ("--costs", written("settings.py", costs), *words)
+        run = run_command(sys.executable, "dev/inspect/run.py", self.program, "--json", str(figures), *words)
+        return run, read_json(figures, "figures") if figures.exists() else {}
 
     def report(self, *words):
         """Runs report.py on the recording; returns the process."""
         return run_command(sys.executable, "dev/inspect/report.py", self.recording, *words)
-
-    def run_with(self, *words, **settings):
-        """Runs run.py with settings of the emulator or the recorder; returns the process and the kernels' figures."""
-        costs = f"def run(*_): return {{'arguments': [], 'settings': {settings}}}\n"
-        run, figures = self.run_again("--costs", written("settings.py", costs), *words)
-        return run, figures["kernels"]
 
 
 # ---- requests, sectors, wavefronts, lanes
@@ -136,7 +128,7 @@ def patterns(case, name, space, unit):
 
 
 def test_counts():
-    case = CASES["counts"]
+    case = Case("counts")
     expect_equal(patterns(case, "strided", "shared", "wavefronts"),
                  {key: (figures, figures if key[2] == 31 else (0, 0, 0)) for key, figures in SHARED.items()},
                  "wavefronts of shared memory equal those calculated by hand, for each type, stride, mask and lanes")
@@ -146,6 +138,8 @@ def test_counts():
     for kernel, comment, access, keys, expected, text in [
             ("by_function", "near", "load", keys, (1, 4, 4), "a load in an accessor is counted at its caller's line"),
             ("by_function", "far", "load", keys, (1, 32, 4), "... separately for each line that calls it"),
+            ("by_function", "loads a", "load", keys, (1, 4, 4), "a function with several lines has figures at them"),
+            ("by_function", "stores b", "store", keys, (1, 4, 4), "... at each of them"),
             *[("packs_by_value", comment, access, keys, (2, 64, 32), f"32-byte arguments and results: {access}")
               for comment in ("once", "again") for access in ("load", "store")],
             ("again<(Between)0>", "loads", "load", keys, (1, 4, 4), "a load in a loop without stores is counted once"),
@@ -162,12 +156,9 @@ def test_counts():
             ("two_ways", "even", "store", lanes[:2], (4, 64), "divergent lanes: 16 of them store 4 times"),
             ("two_ways", "odd", "store", lanes[:2], (4, 40), "... the others 16, 12, 8 and 4 times")]:
         expect_equal(case.sum(kernel, comment, access, *keys), expected, text)
-    loads = next(number for number, line in enumerate(read(case.file).splitlines(), 1) if "float load(" in line)
-    expect_equal([site["via"] for site in case.sites("by_function", "far")], [[f"{case.file}:{loads}"]],
+    accessor = f"{case.file}:{case.line('by_function', 'of an accessor')}"
+    expect_equal([site["via"] for site in case.sites("by_function", "far")], [[accessor]],
                  "the accessor's own line is named too")
-    expect_equal([case.sum("by_function", *line, "requests", function="exchange") for line in
-                  (("loads a", "load"), ("stores b", "store"))], [(1,), (1,)],
-                 "accesses in a function with several lines are counted at those lines")
     expect_equal([site["by"] for site in case.sites("atomics", "sum", "store")], ["atomic"],
                  "an atomic is counted at the user's line, not at the emulator's")
     expect_equal((case.kernel("atomics")["launches"], case.kernel("atomics")["recorded_blocks"]), (3, 1),
@@ -185,7 +176,7 @@ def test_counts():
 
 
 def test_caches():
-    case = CASES["counts"]
+    case = Case("counts")
     for kernel, first, second, text in [
             ("row_twice<1024u>", (128, 0, 128), (128, 128, 0), "the second read of 4 KiB hits in L1"),
             ("row_twice<131072u>", (1 << 14, 0, 1 << 14), (1 << 14, 0, 0), "the second read of 512 KiB hits in L2")]:
@@ -195,8 +186,8 @@ def test_caches():
     def hits_with(registers):
         symbol = next(symbol for symbol in case.raw if "row_twiceILj3072E" in symbol)
         path = written("registers.json", json.dumps({symbol: {"registers": registers, "spills": 0}}))
-        _, kernels = case.run_with("--sass", path)
-        sites = next(kernel["global"] for kernel in kernels if kernel["name"] == "row_twice<3072u>")
+        _, figures = case.run_again("--sass", path)
+        sites = next(kernel["global"] for kernel in figures["kernels"] if kernel["name"] == "row_twice<3072u>")
         return sum(site["l1_hits"] for site in sites if site["line"] == case.line("row_twice", "second"))
 
     expect_equal((hits_with(32), hits_with(255)), (0, 384),
@@ -206,10 +197,10 @@ def test_caches():
             ("stored_twice", "second", "store", ("dram_sectors",), (0,), "... once"),
             ("stored_twice", "loads", "load", ("dram_sectors",), (0,), "loads of stored sectors hit in L2")]:
         expect_equal(case.sum(kernel, comment, access, *keys), expected, text)
-    _, kernels = case.run_with("--card", "t4")
-    expect_equal(len(kernels), len(case.figures["kernels"]),
+    _, figures = case.run_again("--card", "t4")
+    expect_equal(len(figures["kernels"]), len(case.figures["kernels"]),
                  "a GPU that reserves no shared memory runs kernels without shared memory")
-    _, kernels = case.run_with("--sample")
+    kernels = case.run_again("--sample")[1]["kernels"]
     sampled = [kernel for kernel in kernels if kernel["name"] == "copy"]
     tiles = [case.kernel("rows_and_columns"), *(each for each in kernels if each["name"] == "rows_and_columns")]
     expect_equal([(each["recorded_blocks"] < 1536, each["memory_bytes"]) for each in tiles],
@@ -261,7 +252,7 @@ RACES = {
 
 
 def test_races():
-    case = CASES["races"]
+    case = Case("races")
     for name, (lacks, memory, comments) in RACES.items():
         expect_races(case, f"{name}<false>", memory, comments, f"{name} lacks {lacks}: the race is found")
         expect_races(case, f"{name}<true>", memory, [], "... and none in its right version")
@@ -285,21 +276,21 @@ def test_races():
     expect_equal({kernel["name"] for kernel in case.figures["kernels"] if kernel["out_of_bounds"]},
                  {"late", "past_the_end", "past_arrays"},
                  "no right access is reported as out of bounds or of the host's memory")
-    test_late_faults(case)
     natural = {kernel["name"]: pairs(kernel) for kernel in case.figures["kernels"]}
     for seed in "12":
-        found = {kernel["name"]: pairs(kernel) for kernel in case.run_with(CUDA_CPU_SEED=seed)[1]}
+        found = {kernel["name"]: pairs(kernel) for kernel in case.run_again(CUDA_CPU_SEED=seed)[1]["kernels"]}
         differ = {name: (found.get(name), natural[name]) for name in natural if found.get(name) != natural[name]}
         expect(not differ, f"the same races are found with the thread order of seed {seed}", str(differ))
 
 
-def test_late_faults(case):
+def test_late_faults():
     """Launch 2 of kernel `late` stores past the end in block 137, launch 3 has a race in the last of its 256 blocks."""
-    run, kernels = case.run_with("--check", INSPECT_ACCESSES="8192")
-    few = next(kernel for kernel in kernels if kernel["name"] == "late")
+    case = Case("races")
+    run, figures = case.run_again("--check", INSPECT_ACCESSES="8192")
+    few = next(kernel for kernel in figures["kernels"] if kernel["name"] == "late")
     for kernel, text in ((case.kernel("late"), "all blocks are counted"), (few, "few blocks are counted")):
-        expect_equal([(race["accesses"][0]["line"], race["accesses"][0]["block"]) for race in kernel["races"]],
-                     [(case.line("late", "reads"), 255)],
+        expect_equal((pairs(kernel), {race["accesses"][0]["block"] for race in kernel["races"]}),
+                     ({("shared", case.line("late", "writes"), case.line("late", "reads"))}, {255}),
                      f"a race in the last block of the third launch is found: {text}")
         expect_equal([(each["address"], each["accesses"][0]["block"]) for each in kernel["out_of_bounds"]],
                      [(1 << 16, 137)], f"an access out of bounds in a block of the second launch is found: {text}")
@@ -327,7 +318,7 @@ ROWS = ("a row", "constant", "managed", "static", "static and never stored to", 
 
 
 def test_variables():
-    case = CASES["races"]
+    case = Case("races")
     for name, comment, arrays in (("updates<false>", "writes", {"total"}),
                                   ("either", "in one instruction", {"hits", "total"})):
         expect_equal({race["array"] for race in case.kernel(name)["races"]
@@ -343,7 +334,6 @@ def test_variables():
     expect_equal(outside, [(name, at, case.line("past_the_end", comment)) for name, at, comment in (
         ("table", 8192, "one too far"), ("hidden", 128, "stores"), ("managed", -4, "one too early"),
         ("of_template<int>", 128, "of a template"))], "accesses next to a variable are out of bounds, and name it")
-    test_out_of_bounds(case)
     out = case.report().stdout
     expect("past_the_end: access out of bounds: index 2048 of an array of type 'float [2048]', byte 8192 of the 8,192 "
            "bytes of table: thread 31 of block 0 loads at" in out and
@@ -351,7 +341,8 @@ def test_variables():
            "the same races in two launches of a kernel are reported once", out)
 
 
-def test_out_of_bounds(case):
+def test_out_of_bounds():
+    case = Case("races")
     outside = [(each["why"], each["array"], each["address"], each["bytes"], each["accesses"][0]["line"])
                for each in case.kernel("past_arrays")["out_of_bounds"]]
     expect_equal(sorted(outside), sorted((why, array, at, size, case.line("past_arrays", comment))
@@ -407,7 +398,7 @@ UNFINISHED = [
 
 
 def test_ptx():
-    case = CASES["ptx"]
+    case = Case("ptx")
     for kernel in RIGHT:
         expect_races(case, kernel, "shared", [], f"{kernel} is right: no race is found")
     for kernel, wrong, comments in PTX_RACES:
@@ -451,7 +442,7 @@ IN_FLIGHT = {"chase<int>": (32 * 4, 1), "chase<long long>": (32 * 8, 1), "copy_i
 
 
 def test_in_flight():
-    case = CASES["counts"]
+    case = Case("counts")
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"       # as in Makefile
     if not os.path.exists(nvcc) or not find_nvdisasm(nvcc):
         print("skipped: loads in flight: nvcc or nvdisasm is not installed")
@@ -473,7 +464,7 @@ def test_in_flight():
 # ---- the command
 
 def test_command():
-    case = CASES["counts"]
+    case = Case("counts")
     run, figures = case.run_again("--kernel", "two_ways")
     expect("program (its times are the emulator's, not a GPU's):\n" in run.stdout, "the program's output is marked")
     expect_equal((run.returncode, [kernel["name"] for kernel in figures["kernels"]]), (0, ["two_ways"]),
@@ -498,7 +489,7 @@ def test_command():
 # ---- the report
 
 def test_report():
-    case = CASES["counts"]
+    case = Case("counts")
     out = case.report().stdout
     row = next(line for line in out.splitlines() if line.startswith("row_twice<131072u>"))
     expect(row.split()[1:4] == ["1", "1", "256"] and row.split()[-7:] == ["-", "32.0", *"0000", "all"],
@@ -512,7 +503,7 @@ def test_report():
     far = next(line for line in out.splitlines() if "// far" in line)
     expect("8.00*" in far and far.startswith("global load") and "row_twice" not in out,
            "--kernel shows source lines next to their figures; * marks ratios above 1", far)
-    races = CASES["races"]
+    races = Case("races")
     out = races.report("--kernel", "neighbour").stdout
     writes, reads = (races.line("neighbour", comment) for comment in ("writes", "reads"))
     sentence = (f"race in shared memory, byte 4 of tile: thread 1 of block 0 stores at {races.file}:{writes}  `tile[",
@@ -538,10 +529,10 @@ def test_report():
     changed = written("changed.json", json.dumps({**raw, "sequence": []}))
     run = run_command(sys.executable, "dev/inspect/report.py", changed, "--kernel", "two_ways")
     expect(run.returncode == 0 and re.search(r"^global .* 0$", run.stdout, re.M), "an unknown line is shown as 0")
-    test_page(races.page)
 
 
-def test_page(text):
+def test_page():
+    text = Case("races").page
     expect(not re.search(r"https?://|<link|src=", text), "the page loads no other file")
     ids, used = re.findall(r"\bid=\"?([\w]+)", text), set(re.findall(r'href="?#(\w+)', text))
     expect(len(ids) == len(set(ids)) and used <= set(ids) and {"k0", "p0"} <= used,
@@ -559,7 +550,7 @@ def test_page(text):
 # ---- user errors
 
 def test_mistakes():
-    case = CASES["counts"]
+    case = Case("counts")
     wrong, broken, other = written("wrong.cu", 9 * "wrong;\n"), written("broken.json", "{"), written("other.json", "[]")
     raw, missing = read_recording(case.recording), os.path.join(BUILD, "nothing.json")
     old_card, moved = (written(f"changed-{key}.json", json.dumps({**raw, key: "gone"})) for key in ("card", "program"))
@@ -587,7 +578,7 @@ def test_mistakes():
 
 def test_check():
     """Checks a recording of two kernels: by_function, with unnecessary sectors, and a copy of 4 MiB."""
-    case = CASES["counts"]
+    case = Case("counts")
     raw = read_recording(case.recording)
     kernels = [kernel for kernel in raw["kernels"] if "by_function" in kernel["symbol"] or
                "copy" in kernel["symbol"] and kernel["blocks"] == 4096]
@@ -605,7 +596,7 @@ def test_check():
 
     exact, other = ("by_function", "sectors", ratio), ("other_kernel", "sectors", 9)
     cost = "def cost(launch, shape):\n    if launch.name == 'copy': return 'bytes', 8 << 20, 'reads and writes n'"
-    race = next(kernel for symbol, kernel in CASES["races"].raw.items() if "neighbourILb0E" in symbol)["races"][0]
+    race = next(kernel for symbol, kernel in Case("races").raw.items() if "neighbourILb0E" in symbol)["races"][0]
     race = {**race, "accesses": [{**access, "stack": [4]} for access in race["accesses"]]}
     where = f"by_function: {case.file}:{case.line('by_function', 'far')}: sectors are {ratio:.3f} times the minimum"
     for text, arguments, hazards, code, words in [
@@ -636,26 +627,16 @@ def test_check():
         expect(found == code and words in out, f"{text}: exit code {code}", f"exit code {found}: {out[-300:]}")
 
 
-# ---- all parts
-
-PARTS = {"counts": (test_counts, ["counts"]), "caches": (test_caches, ["counts"]), "races": (test_races, ["races"]),
-         "variables": (test_variables, ["races"]), "ptx": (test_ptx, ["ptx"]),
-         "in_flight": (test_in_flight, ["counts"]), "command": (test_command, ["counts"]),
-         "report": (test_report, ["counts", "races"]), "mistakes": (test_mistakes, ["counts"]),
-         "check": (test_check, ["counts", "races"])}
-CASES = {}
-
+# ---- all of them
 
 def main():
-    chosen = sys.argv[1:] or list(PARTS)
+    tests = {name[5:]: test for name, test in globals().items() if name.startswith("test_")}
     os.chdir(ROOT)
-    for name in sorted({name for part in chosen for name in PARTS[part][1]}):
-        CASES[name] = Case(name)
-    for part in chosen:
+    for name in sys.argv[1:] or tests:
         try:
-            PARTS[part][0]()
+            tests[name]()
         except (LookupError, StopIteration, TypeError) as error:
-            expect(False, f"part {part} finishes", repr(error))
+            expect(False, f"test_{name} finishes", repr(error))
     finish()
 
 

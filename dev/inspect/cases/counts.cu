@@ -35,7 +35,7 @@ __global__ void gather(T* out, const T* in, unsigned stride, unsigned offset, un
 
 // ---- lines
 
-__device__ float load(const float* from) { return *from; }
+__device__ float load(const float* from) { return *from; }   // of an accessor
 // Not an accessor: it has two lines with accesses.
 __device__ void exchange(float* a, float* b) {
     const float first = *a;                           // loads a
