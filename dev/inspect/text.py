@@ -128,7 +128,7 @@ def overview(results):
     columns = [column for column in COLUMNS if any(column.value(kernel) is not None for kernel in results.kernels)]
     head, *rows = text_table([column.name for column in columns],
                              [[column.text(kernel) for column in columns] for kernel in results.kernels])
-    sentences = hazard_summaries(results)
+    sentences = [*hazard_summaries(results)]
     return [head, *map(red, results.kernels, rows), LEGEND, *filter(None, [missing(results)]), "",
             *totals(results), *([""] if sentences else []), *sentences]
 
@@ -188,28 +188,29 @@ def other_hazards(kernel, first, others):
 
 
 def hazard_summary(results, kernel):
-    """Returns for each kind of hazard and each array the sentence of the first one, and one about all others: a missing
+    """Yields for each kind of hazard and each array the sentence of the first one, and one about all others: a missing
     barrier causes a race for each pair of lines around it. The page has them all."""
     groups = {}
     for hazard in kernel.hazards:
         groups.setdefault((hazard["kind"], hazard["memory"], owner_words(hazard)), []).append(hazard)
-    return [sentence for first, *others in groups.values()
-            for sentence in [hazard_sentence(results, kernel, first),
-                             *([other_hazards(kernel, first, others)] if others else [])]]
+    for first, *others in groups.values():
+        yield hazard_sentence(results, kernel, first)
+        if others:
+            yield other_hazards(kernel, first, others)
 
 
 def hazard_summaries(results):
-    """Returns the summaries of all kernels: of instances and launches of a kernel with the same hazards, that of the
+    """Yields the summaries of all kernels: of instances and launches of a kernel with the same hazards, that of the
     first."""
-    first = {}          # (name, lines of the hazards) -> [kernel, ...]
+    alike = {}          # (name, lines of the hazards) -> [kernel, ...]
     for kernel in results.kernels:
         lines = {(access["file"], access["line"]) for hazard in kernel.hazards for access in hazard["accesses"]}
         if lines:
-            first.setdefault((kernel.name.split("<")[0], frozenset(lines)), []).append(kernel)
-    return [sentence for (name, _), kernels in first.items()
-            for sentence in [*hazard_summary(results, kernels[0]),
-                             *([f"{name}: the same in {plural(len(kernels) - 1, 'more row')} of the table"]
-                               if len(kernels) > 1 else [])]]
+            alike.setdefault((kernel.name.split("<")[0], frozenset(lines)), []).append(kernel)
+    for (name, _), (kernel, *others) in alike.items():
+        yield from hazard_summary(results, kernel)
+        if others:
+            yield f"{name}: the same in {plural(len(others), 'more row')} of the table"
 
 
 # ---- one kernel
