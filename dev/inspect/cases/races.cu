@@ -27,26 +27,17 @@ template <bool right> __global__ void warps(float* out) {
     if (threadIdx.x >= 32) out[threadIdx.x] = tile[63 - threadIdx.x];   // reads
 }
 
-enum class Order { NOTHING, SYNCWARP, SHUFFLE, VOTE };
-template <Order order> __global__ void lanes(float* out) {
+// __syncwarp orders only the lanes in its mask: those of HALVES are ordered if distance < 16.
+enum class Order { NOTHING, SYNCWARP, SHUFFLE, VOTE, HALVES };
+template <Order order, int distance = 1> __global__ void lanes(float* out) {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (order == Order::SYNCWARP) __syncwarp();
     if (order == Order::SHUFFLE) __shfl_xor_sync(0xffffffff, 1.0f, 1);
     if (order == Order::VOTE) __any_sync(0xffffffff, threadIdx.x == 3);
-    out[threadIdx.x] = tile[threadIdx.x ^ 1];         // reads
-}
-// __syncwarp orders only the lanes in its mask.
-template <bool right> __global__ void half_a_warp(float* out) {
-    __shared__ float tile[32];
-    tile[threadIdx.x] = 1;                            // writes
-    if (threadIdx.x < 16) {
-        __syncwarp(0x0000ffff);
-    } else {
-        __syncwarp(0xffff0000);
-        out[threadIdx.x] = tile[threadIdx.x ^ (right ? 1 : 17)];   // reads
-    }
-    __syncthreads();
+    if (order == Order::HALVES && threadIdx.x % 32 < 16) __syncwarp(0x0000ffff);
+    if (order == Order::HALVES && threadIdx.x % 32 >= 16) __syncwarp(0xffff0000);
+    out[threadIdx.x] = tile[threadIdx.x ^ distance];  // reads
 }
 
 // ---- bytes
@@ -174,23 +165,15 @@ template <bool right> __global__ void unwritten(float* out) {
 
 // ---- several sites or threads
 
-// Lanes read the same word in two lines; both race with the store.
+// Lanes read the same word in two lines; both race with the store. Lane 31 synchronises only with lane 0 before it.
 __global__ void two_readers(float* out) {
     __shared__ float word;
     if (threadIdx.x == 0) word = 1;
-    __syncthreads();
+    __syncwarp();
     if (threadIdx.x % 2 == 0)
         out[threadIdx.x] = word;                      // even
     else
         out[threadIdx.x] = word + 1;                  // odd
-    if (threadIdx.x == 63) word = 2;                  // writes
-}
-// All lanes read a word. Lane 31 synchronises only with lane 0 before it writes the word.
-__global__ void two_lanes_met(float* out) {
-    __shared__ float word;
-    if (threadIdx.x == 0) word = 1;
-    __syncwarp();
-    out[threadIdx.x] = word;                          // reads
     if (threadIdx.x % 31 == 0) __syncwarp(0x80000001);
     if (threadIdx.x == 31) word = 2;                  // writes
 }
@@ -288,7 +271,6 @@ template <bool right> static void both(float* out, const float* in, unsigned* co
     int* numbers = reinterpret_cast<int*>(out);
     neighbour<right><<<2, 64>>>(out);
     warps<right><<<1, 64>>>(out);
-    half_a_warp<right><<<1, 32>>>(out);
     bytes<right><<<1, 64>>>(numbers);
     one_word<right><<<3, 32>>>(numbers);
     histogram<right><<<2, 64>>>(numbers, reinterpret_cast<const int*>(in));
@@ -313,10 +295,9 @@ int main(int argc, char**) {
     both<true>(out, in, counts);
     both<false>(out, in, counts);
     for (auto kernel : {lanes<Order::NOTHING>, lanes<Order::SYNCWARP>, lanes<Order::SHUFFLE>, lanes<Order::VOTE>,
-                        two_readers})
+                        lanes<Order::HALVES>, lanes<Order::HALVES, 17>})
         kernel<<<1, 64>>>(out);
-    two_lanes_met<<<1, 32>>>(out);
-    reduces<<<1, 32>>>(out);
+    for (auto kernel : {two_readers, reduces}) kernel<<<1, 32>>>(out);
     const unsigned faults[] = {256, 256, 256, 137, 255, 256};   // in none of the first launch's 256 blocks
     cudaMemset(counts, 255, 1024);
     cudaMemcpy(counts, faults, sizeof(faults), cudaMemcpyHostToDevice);
