@@ -163,16 +163,17 @@ def owner_words(hazard):
 
 
 def hazard_sentence(results, kernel, hazard):
-    sides, count = [access_words(results, access) for access in hazard["accesses"]], plural(hazard["count"], "time")
+    kind, why = hazard["kind"], hazard["why"]
+    sides = ", ".join(access_words(results, access) for access in hazard["accesses"])
     byte = f"byte {hazard['address']} of {owner_words(hazard)}"
-    if hazard["kind"] == "divergent barrier":
-        return f"{kernel.name}: divergent barrier: {', '.join(sides)}: {hazard['why']} ({count})"
-    if len(sides) == 1:
-        what = hazard["kind"] + (" of" if hazard["kind"] == "uninitialised read" else ":")
-        why = ", ".join(filter(None, [hazard["why"], byte if hazard["bytes"] else ""]))
-        return f"{kernel.name}: {what} {why}: {sides[0]} ({count})"
-    what = f"race in {hazard['memory']} memory, {byte}"
-    return f"{kernel.name}: {what}: {sides[0]}, {sides[1]}; {hazard['why']} ({count})"
+    if kind == "divergent barrier":
+        words = f"{kind}: {sides}: {why}"
+    elif kind == "race":
+        words = f"race in {hazard['memory']} memory, {byte}: {sides}; {why}"
+    else:
+        where = ", ".join(filter(None, [why, byte if hazard["bytes"] else ""]))
+        words = f"{kind}{' of' if kind == 'uninitialised read' else ':'} {where}: {sides}"
+    return f"{kernel.name}: {words} ({plural(hazard['count'], 'time')})"
 
 
 def other_hazards(kernel, first, others):

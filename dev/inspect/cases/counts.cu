@@ -167,13 +167,6 @@ __global__ void rows_and_columns(float* out, const float* rows, const float* col
 
 // ---- loads in flight, of one warp of 32 lanes
 
-// Each load waits for the one before.
-template <class T> __global__ void chase(T* out, const T* next, int n) {
-    T at = threadIdx.x;
-#pragma unroll 1
-    for (int i = 0; i < n; i++) at = next[at];
-    out[threadIdx.x] = at;
-}
 // UNROLL loads of 16 bytes, then as many stores.
 template <int UNROLL> __global__ void copy_unrolled(float4* out, const float4* in, int n) {
 #pragma unroll 1
@@ -267,10 +260,7 @@ int main(int argc, char**) {
     one_thread<<<1, 32>>>(out, in);
     one_thread<<<256, 64>>>(out, in);
     rows_and_columns<<<dim3(24, 64), 256>>>(out, in, in + 64 * 2048);
-    chase<<<1, 32>>>(reinterpret_cast<int*>(out), reinterpret_cast<int*>(in), 16);
-    chase<<<1, 32>>>(reinterpret_cast<long long*>(out), reinterpret_cast<long long*>(in), 16);
-    for (auto kernel : {copy_unrolled<1>, copy_unrolled<2>, copy_unrolled<4>, copy_unrolled<8>, copy_in_turn,
-                        copy_ahead})
+    for (auto kernel : {copy_unrolled<1>, copy_unrolled<4>, copy_unrolled<8>, copy_in_turn, copy_ahead})
         kernel<<<1, 32>>>(reinterpret_cast<float4*>(out), reinterpret_cast<float4*>(in), 64 * 32);
     const auto begin = std::chrono::steady_clock::now();
     while (argc > 1 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(30)) barriers<<<3, 64>>>(out);

@@ -18,18 +18,9 @@ template <bool right> __global__ void neighbour(float* out) {
     if (right) __syncthreads();
     out[blockIdx.x * 64 + threadIdx.x] = tile[threadIdx.x + 1];   // reads
 }
-// The barrier of a tile of 32 threads, like __syncwarp, does not order accesses of other warps.
-template <bool right> __global__ void warps(float* out) {
-    __shared__ float tile[64];
-    tile[threadIdx.x] = 1;                            // writes
-    if (right) cg::this_thread_block().sync();
-    else cg::tiled_partition<32>(cg::this_thread_block()).sync();
-    if (threadIdx.x >= 32) out[threadIdx.x] = tile[63 - threadIdx.x];   // reads
-}
-
-// __syncwarp orders only the lanes in its mask: those of HALVES are ordered if distance < 16.
-enum class Order { NOTHING, SYNCWARP, SHUFFLE, VOTE, HALVES };
-template <Order order, int distance = 1> __global__ void lanes(float* out) {
+// __syncwarp orders only the lanes in its mask, and the barrier of a tile of 32 threads only those of a warp.
+enum class Order { NOTHING, SYNCWARP, SHUFFLE, VOTE, HALVES, TILE, BLOCK };
+template <Order order, int distance> __global__ void lanes(float* out) {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (order == Order::SYNCWARP) __syncwarp();
@@ -37,6 +28,8 @@ template <Order order, int distance = 1> __global__ void lanes(float* out) {
     if (order == Order::VOTE) __any_sync(0xffffffff, threadIdx.x == 3);
     if (order == Order::HALVES && threadIdx.x % 32 < 16) __syncwarp(0x0000ffff);
     if (order == Order::HALVES && threadIdx.x % 32 >= 16) __syncwarp(0xffff0000);
+    if (order == Order::TILE) cg::tiled_partition<32>(cg::this_thread_block()).sync();
+    if (order == Order::BLOCK) cg::this_thread_block().sync();
     out[threadIdx.x] = tile[threadIdx.x ^ distance];  // reads
 }
 
@@ -64,30 +57,21 @@ template <bool right> __global__ void histogram(int* out, const int* in) {
     if (threadIdx.x < 8) atomicAdd(out + threadIdx.x, counts[threadIdx.x]);
 }
 
-// The last block to finish adds the parts of all blocks, which an atomic on a variable counts. Order: __syncthreads,
-// __threadfence by thread 0, atomicInc.
-__device__ unsigned arrived = 0;
-template <bool right> __global__ void last_block(float* parts, float* out) {
+// The last block to finish adds the parts of all blocks, which an atomic on a variable counts. Either thread 0 has a
+// __threadfence between __syncthreads and atomicInc, or each thread has one before __syncthreads.
+__device__ unsigned arrived;
+template <bool right, bool each_has_fence> __global__ void last_block(float* parts, float* out) {
     __shared__ bool is_last;
     parts[blockIdx.x * 64 + threadIdx.x] = 1;         // writes
-    __syncthreads();
+    if (each_has_fence) __threadfence();
+    if (right || !each_has_fence) __syncthreads();
     if (threadIdx.x == 0) {
-        if (right) __threadfence();
-        is_last = atomicInc(&arrived, gridDim.x - 1) == gridDim.x - 1;
+        if (right && !each_has_fence) __threadfence();
+        is_last = atomicInc(&arrived, gridDim.x) == gridDim.x - 1;
     }
     __syncthreads();
     if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
-}
-// Alternative order: __threadfence by each thread, __syncthreads, atomicAdd.
-template <bool right> __global__ void last_block_of_fences(float* parts, unsigned* count, float* out) {
-    __shared__ bool is_last;
-    parts[blockIdx.x * 64 + threadIdx.x] = 1;         // writes
-    __threadfence();
-    if (right) __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(count, 1u) == gridDim.x - 1;
-    __syncthreads();
-    if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
-    if (is_last && threadIdx.x == 0) *count = 0;      // ordered by its own atomicAdd
+    if (is_last && threadIdx.x == 0) arrived = 0;     // ordered by its own atomicInc
 }
 
 // ---- synchronisation by libraries
@@ -267,16 +251,14 @@ __global__ void far_away(float* out, size_t distance) {
 
 // ---- all of them
 
-template <bool right> static void both(float* out, const float* in, unsigned* counts) {
+template <bool right> static void both(float* out, const float* in) {
     int* numbers = reinterpret_cast<int*>(out);
     neighbour<right><<<2, 64>>>(out);
-    warps<right><<<1, 64>>>(out);
     bytes<right><<<1, 64>>>(numbers);
     one_word<right><<<3, 32>>>(numbers);
     histogram<right><<<2, 64>>>(numbers, reinterpret_cast<const int*>(in));
-    cudaMemset(counts, 0, 1024);
-    last_block<right><<<2, 64>>>(out, out + 4096);
-    last_block_of_fences<right><<<2, 64>>>(out, counts, out + 4096);
+    last_block<right, false><<<2, 64>>>(out, out + 4096);
+    last_block<right, true><<<2, 64>>>(out, out + 4096);
     flag<right><<<1, 64>>>(out);
     copies<right><<<1, 64>>>(out, in);
     reductions<right><<<1, 64>>>(out);
@@ -292,10 +274,11 @@ int main(int argc, char**) {
     cudaMalloc(&out, 1 << 16);
     cudaMalloc(&counts, 1024);
     cudaMemset(in, 0, 1 << 16);
-    both<true>(out, in, counts);
-    both<false>(out, in, counts);
-    for (auto kernel : {lanes<Order::NOTHING>, lanes<Order::SYNCWARP>, lanes<Order::SHUFFLE>, lanes<Order::VOTE>,
-                        lanes<Order::HALVES>, lanes<Order::HALVES, 17>})
+    both<true>(out, in);
+    both<false>(out, in);
+    for (auto kernel : {lanes<Order::NOTHING, 1>, lanes<Order::SYNCWARP, 1>, lanes<Order::SHUFFLE, 1>,
+                        lanes<Order::VOTE, 1>, lanes<Order::HALVES, 1>, lanes<Order::HALVES, 17>,
+                        lanes<Order::TILE, 63>, lanes<Order::BLOCK, 63>})
         kernel<<<1, 64>>>(out);
     for (auto kernel : {two_readers, reduces}) kernel<<<1, 32>>>(out);
     const unsigned faults[] = {256, 256, 256, 137, 255, 256};   // in none of the first launch's 256 blocks
