@@ -7,11 +7,12 @@
 constexpr unsigned ALL = 0xffffffff;
 struct alignas(32) Pack { float x[8]; };
 extern __shared__ __align__(32) char dynamic_tile[];
+constexpr unsigned TILE_BYTES = 32 * 33 * sizeof(float4);
 
 // ---- patterns
 
 // Lane t, if its bit in `lanes` is set, stores element t * stride (if mask is 31) and loads (t & mask) * stride.
-template <class T> __global__ void strided(T* out, unsigned stride, unsigned mask, unsigned lanes) {
+template <class T> __global__ void strided(void* out, unsigned stride, unsigned mask = 31, unsigned lanes = ALL) {
     T* tile = reinterpret_cast<T*>(dynamic_tile);
     const unsigned t = threadIdx.x;
     for (unsigned i = t; i <= 31 * stride; i += 32) tile[i] = T{};
@@ -20,16 +21,17 @@ template <class T> __global__ void strided(T* out, unsigned stride, unsigned mas
     __syncwarp();
     if (lanes >> t & 1) {
         const T value = tile[(t & mask) * stride];                   // loads
-        out[t] = value;
+        static_cast<T*>(out)[t] = value;
     }
 }
 // Loads element (t & mask) * stride + offset of global memory and stores element t + offset.
 template <class T>
-__global__ void gather(T* out, const T* in, unsigned stride, unsigned offset, unsigned mask, unsigned lanes) {
+__global__ void gather(void* out, const void* in, unsigned stride, unsigned offset = 0, unsigned mask = 31,
+                       unsigned lanes = ALL) {
     const unsigned t = threadIdx.x;
     if (lanes >> t & 1) {
-        const T value = in[(t & mask) * stride + offset];            // loads
-        out[t + offset] = value;                                     // stores
+        const T value = static_cast<const T*>(in)[(t & mask) * stride + offset];   // loads
+        static_cast<T*>(out)[t + offset] = value;                    // stores
     }
 }
 
@@ -196,36 +198,27 @@ __global__ void copy_ahead(float4* out, const float4* in, int n) {
 
 // ---- all of them
 
-template <class T> static void launch_strided(float* out, unsigned stride, unsigned mask = 31, unsigned lanes = ALL) {
-    strided<<<1, 32, 31 * stride * sizeof(T) + sizeof(T)>>>(reinterpret_cast<T*>(out), stride, mask, lanes);
-}
-template <class T>
-static void launch_gather(float* out, const float* in, unsigned stride, unsigned offset = 0, unsigned mask = 31,
-                          unsigned lanes = ALL) {
-    gather<<<1, 32>>>(reinterpret_cast<T*>(out), reinterpret_cast<const T*>(in), stride, offset, mask, lanes);
-}
-
 static void patterns(float* out, const float* in) {
     for (unsigned stride : {1u, 2u, 3u, 4u, 8u, 16u, 32u, 33u}) {
-        launch_strided<float>(out, stride);
-        launch_strided<float2>(out, stride);
-        launch_strided<float4>(out, stride);
+        strided<float><<<1, 32, TILE_BYTES>>>(out, stride);
+        strided<float2><<<1, 32, TILE_BYTES>>>(out, stride);
+        strided<float4><<<1, 32, TILE_BYTES>>>(out, stride);
     }
-    launch_strided<char>(out, 1);
-    launch_strided<Pack>(out, 1);
-    launch_strided<float>(out, 1, 0);                 // all lanes the same word
-    launch_strided<float>(out, 32, 1);                // two words in one bank
-    launch_strided<float2>(out, 1, 31, 0x0000ffff);   // the first half warp
-    launch_strided<float>(out, 2, 31, 0x55555555);    // every other lane
-    for (unsigned stride : {1u, 2u, 8u, 100u}) launch_gather<float>(out, in, stride);
-    launch_gather<float>(out, in, 1, 1);
-    launch_gather<float>(out, in, 1, 8);
-    launch_gather<float>(out, in, 1, 0, 0);
-    launch_gather<float>(out, in, 1, 0, 31, 0x0000ffff);
-    launch_gather<float>(out, in, 1, 0, 31, 0x55555555);
-    launch_gather<char>(out, in, 1);
-    launch_gather<float4>(out, in, 1);
-    launch_gather<Pack>(out, in, 1);
+    strided<char><<<1, 32, TILE_BYTES>>>(out, 1);
+    strided<Pack><<<1, 32, TILE_BYTES>>>(out, 1);
+    strided<float><<<1, 32, TILE_BYTES>>>(out, 1, 0);                 // all lanes the same word
+    strided<float><<<1, 32, TILE_BYTES>>>(out, 32, 1);                // two words in one bank
+    strided<float2><<<1, 32, TILE_BYTES>>>(out, 1, 31, 0x0000ffff);   // the first half warp
+    strided<float><<<1, 32, TILE_BYTES>>>(out, 2, 31, 0x55555555);    // every other lane
+    for (unsigned stride : {1u, 2u, 8u, 100u}) gather<float><<<1, 32>>>(out, in, stride);
+    gather<float><<<1, 32>>>(out, in, 1, 1);
+    gather<float><<<1, 32>>>(out, in, 1, 8);
+    gather<float><<<1, 32>>>(out, in, 1, 0, 0);
+    gather<float><<<1, 32>>>(out, in, 1, 0, 31, 0x0000ffff);
+    gather<float><<<1, 32>>>(out, in, 1, 0, 31, 0x55555555);
+    gather<char><<<1, 32>>>(out, in, 1);
+    gather<float4><<<1, 32>>>(out, in, 1);
+    gather<Pack><<<1, 32>>>(out, in, 1);
 }
 
 int main(int argc, char**) {

@@ -36,7 +36,7 @@ template <Order order, int distance> __global__ void lanes(float* out) {
 // ---- bytes
 
 // Accesses to different bytes of a word do not race with each other, but they race with an access to the whole word.
-template <bool right> __global__ void bytes(int* out) {
+template <bool right> __global__ void bytes(float* out) {
     __shared__ __align__(4) char tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (right) out[threadIdx.x] = tile[threadIdx.x];
@@ -45,16 +45,16 @@ template <bool right> __global__ void bytes(int* out) {
 
 // ---- global memory
 
-template <bool right> __global__ void one_word(int* out) {
+template <bool right> __global__ void one_word(float* out) {
     if (threadIdx.x == 0) out[right ? blockIdx.x : 0] = 1;   // writes
 }
-template <bool right> __global__ void histogram(int* out, const int* in) {
+template <bool right> __global__ void histogram(float* out, const float* in) {
     __shared__ int counts[8];
     if (threadIdx.x < 8) counts[threadIdx.x] = 0;     // clears
     if (right) __syncthreads();
-    atomicAdd(&counts[in[threadIdx.x] % 8], 1);       // adds
+    atomicAdd(&counts[static_cast<int>(in[threadIdx.x]) % 8], 1);   // adds
     __syncthreads();
-    if (threadIdx.x < 8) atomicAdd(out + threadIdx.x, counts[threadIdx.x]);
+    if (threadIdx.x < 8) atomicAdd(out + threadIdx.x, static_cast<float>(counts[threadIdx.x]));
 }
 
 // The last block to finish adds the parts of all blocks, which an atomic on a variable counts. Either thread 0 has a
@@ -252,11 +252,10 @@ __global__ void far_away(float* out, size_t distance) {
 // ---- all of them
 
 template <bool right> static void both(float* out, const float* in) {
-    int* numbers = reinterpret_cast<int*>(out);
     neighbour<right><<<2, 64>>>(out);
-    bytes<right><<<1, 64>>>(numbers);
-    one_word<right><<<3, 32>>>(numbers);
-    histogram<right><<<2, 64>>>(numbers, reinterpret_cast<const int*>(in));
+    bytes<right><<<1, 64>>>(out);
+    one_word<right><<<3, 32>>>(out);
+    histogram<right><<<2, 64>>>(out, in);
     last_block<right, false><<<2, 64>>>(out, out + 4096);
     last_block<right, true><<<2, 64>>>(out, out + 4096);
     flag<right><<<1, 64>>>(out);
