@@ -45,13 +45,8 @@ class Case:
     def __init__(self, name):
         self.name, self.file = name, f"dev/inspect/cases/{name}.cu"
         self.program = os.path.join(BUILD, name, "program")
-        self.lines, function = {}, ""       # {(kernel or "", comment after a line): line number}
-        for number, line in enumerate(Path(self.file).read_text("utf-8").splitlines(), 1):
-            begin = re.search(r"^(?:template <.*> )?__(global|device)__ .*?(\w+)\(\w* ?\w*[*&]", line)
-            function = begin[2] * (begin[1] == "global") if begin else function
-            comment = re.search(r"\S.*// (.+?)\s*$", line)
-            if comment:
-                self.lines[function, comment[1]] = number
+        lines = enumerate(Path(self.file).read_text("utf-8").splitlines(), 1)
+        self.comments = {number: found[1] for number, line in lines if (found := re.search(r"\S.*// (.+)$", line))}
         figures = os.path.join(BUILD, f"{name}.json")
         run = run_command("make", "-s", "inspect", f"FILE={self.file}", f"JSON={figures}")
         if run.returncode != 0:
@@ -67,13 +62,17 @@ class Case:
     def kernel(self, name):
         return self.kernels(name)[0]
 
-    def line(self, kernel, comment):
-        """Returns the number of a line of a kernel, or of a function that it calls."""
-        return self.lines.get((kernel.split("<")[0], comment)) or self.lines["", comment]
+    def line(self, comment):
+        """Returns the number of the first line with this comment."""
+        return next(number for number, each in self.comments.items() if each == comment)
+
+    def comment(self, access):
+        """Returns the comment of an access's line; the line's number if it has none."""
+        return self.comments.get(access["line"], str(access["line"]))
 
     def sites(self, kernel, comment, access="load"):
         return [site for space in ("global", "shared") for site in self.kernel(kernel)[space]
-                if (site["line"], site["access"]) == (self.line(kernel, comment), access)]
+                if (self.comment(site), site["access"]) == (comment, access)]
 
     def sum(self, kernel, comment, access, *keys):
         return tuple(sum(site[key] for site in self.sites(kernel, comment, access)) for key in keys)
@@ -122,7 +121,7 @@ GLOBAL = {
 def patterns(case, name, space, unit):
     """Returns {(type, *integers): (loads, stores)} of all launches of a kernel template."""
     return {(kernel["name"][len(name) + 1:-1], *kernel["integers"]): tuple(
-        tuple(sum(site[key] for site in kernel[space] if site["line"] == case.line(name, comment))
+        tuple(sum(site[key] for site in kernel[space] if case.comment(site) == comment)
               for key in ("requests", unit, f"least_{unit}")) for comment in ("loads", "stores"))
             for kernel in case.figures["kernels"] if kernel["name"].startswith(f"{name}<")}
 
@@ -156,9 +155,8 @@ def test_counts():
             ("two_ways", "even", "store", lanes[:2], (4, 64), "divergent lanes: 16 of them store 4 times"),
             ("two_ways", "odd", "store", lanes[:2], (4, 40), "... the others 16, 12, 8 and 4 times")]:
         expect_equal(case.sum(kernel, comment, access, *keys), expected, text)
-    accessor = f"{case.file}:{case.line('by_function', 'of an accessor')}"
-    expect_equal([site["via"] for site in case.sites("by_function", "far")], [[accessor]],
-                 "the accessor's own line is named too")
+    expect_equal([site["via"] for site in case.sites("by_function", "far")],
+                 [[f"{case.file}:{case.line('of an accessor')}"]], "the accessor's own line is named too")
     expect_equal([site["by"] for site in case.sites("atomics", "sum", "store")], ["atomic"],
                  "an atomic is counted at the user's line, not at the emulator's")
     expect_equal((case.kernel("atomics")["launches"], case.kernel("atomics")["recorded_blocks"]), (3, 1),
@@ -188,7 +186,7 @@ def test_caches():
         path = written("registers.json", json.dumps({symbol: {"registers": registers, "spills": 0}}))
         _, figures = case.run_again("--sass", path)
         sites = next(kernel["global"] for kernel in figures["kernels"] if kernel["name"] == "row_twice<3072u>")
-        return sum(site["l1_hits"] for site in sites if site["line"] == case.line("row_twice", "second"))
+        return sum(site["l1_hits"] for site in sites if case.comment(site) == "second")
 
     expect_equal((hits_with(32), hits_with(255)), (0, 384),
                  "12 KiB hit in L1 with 8 resident blocks, limited by registers, and miss with 32")
@@ -214,16 +212,15 @@ def test_caches():
 
 # ---- races
 
-def pairs(kernel):
-    """Returns the races of a kernel: {(memory, line, line)}."""
-    return {(race["memory"], *sorted(access["line"] for access in race["accesses"])) for race in kernel["races"]}
+def pairs(case, kernel):
+    """Returns the races of a kernel: {(memory, comment, comment)}."""
+    return {(race["memory"], *sorted(map(case.comment, race["accesses"]))) for race in kernel["races"]}
 
 
 def expect_races(case, kernel, memory, comments, text):
     """Expects exactly the races between the lines with these pairs of comments; in global memory between blocks."""
     found = case.kernel(kernel)
-    expect_equal(pairs(found), {(memory, *sorted((case.line(kernel, a), case.line(kernel, b)))) for a, b in comments},
-                 text)
+    expect_equal(pairs(case, found), {(memory, *sorted(pair)) for pair in comments}, text)
     for a, b in (race["accesses"] for race in found["races"]):
         is_async = not {a["by"], b["by"]} <= {"thread", "atomic"}
         expect((a["block"] != b["block"]) if memory == "global" else a["block"] == b["block"] and
@@ -268,10 +265,8 @@ def test_races():
                  [[("store", 31), ("load", 1)], [("store", 31), ("load", 2)]],
                  "a race with several readers names one that is not ordered")
     wrong, right = case.kernel("unwritten<false>"), case.kernel("unwritten<true>")
-    expect_equal({(read["accesses"][0]["line"], read["array"], read["address"], read["count"])
-                  for read in wrong["uninitialised"]},
-                 {(case.line("unwritten", "reads dynamic"), "", 0, 64),
-                  (case.line("unwritten", "reads"), "tile", 252, 4)},
+    expect_equal({case.comment(read["accesses"][0]): (read["array"], read["address"], read["count"])
+                  for read in wrong["uninitialised"]}, {"reads dynamic": ("", 0, 64), "reads": ("tile", 252, 4)},
                  "64 reads of uninitialised words of dynamic shared memory and 4 of an array are found")
     expect_equal((wrong["races"], right["uninitialised"]), ([], []), "... without races; none in the right version")
     expect_equal([len(case.kernel(f"reductions<{right}>")["races"]) for right in ("false", "true")], [1, 0],
@@ -279,9 +274,9 @@ def test_races():
     expect_equal({kernel["name"] for kernel in case.figures["kernels"] if kernel["out_of_bounds"]},
                  {"late", "past_the_end", "past_arrays"},
                  "no right access is reported as out of bounds or of the host's memory")
-    natural = {kernel["name"]: pairs(kernel) for kernel in case.figures["kernels"]}
+    natural = {kernel["name"]: pairs(case, kernel) for kernel in case.figures["kernels"]}
     for seed in "12":
-        found = {kernel["name"]: pairs(kernel) for kernel in case.run_again(CUDA_CPU_SEED=seed)[1]["kernels"]}
+        found = {kernel["name"]: pairs(case, kernel) for kernel in case.run_again(CUDA_CPU_SEED=seed)[1]["kernels"]}
         differ = {name: (found.get(name), natural[name]) for name in natural if found.get(name) != natural[name]}
         expect(not differ, f"the same races are found with the thread order of seed {seed}", str(differ))
 
@@ -292,8 +287,8 @@ def test_late_faults():
     run, figures = case.run_again("--check", INSPECT_ACCESSES="8192")
     few = next(kernel for kernel in figures["kernels"] if kernel["name"] == "late")
     for kernel, text in ((case.kernel("late"), "all blocks are counted"), (few, "few blocks are counted")):
-        expect_equal((pairs(kernel), {race["accesses"][0]["block"] for race in kernel["races"]}),
-                     ({("shared", case.line("late", "writes"), case.line("late", "reads"))}, {255}),
+        expect_equal((pairs(case, kernel), {race["accesses"][0]["block"] for race in kernel["races"]}),
+                     ({("shared", "reads", "writes")}, {255}),
                      f"a race in the last block of the third launch is found: {text}")
         expect_equal([(each["address"], each["accesses"][0]["block"]) for each in kernel["out_of_bounds"]],
                      [(1 << 16, 137)], f"an access out of bounds in a block of the second launch is found: {text}")
@@ -325,18 +320,18 @@ def test_variables():
     for name, comment, arrays in (("updates<false>", "writes", {"total"}),
                                   ("either", "in one instruction", {"hits", "total"})):
         expect_equal({race["array"] for race in case.kernel(name)["races"]
-                      if {access["line"] for access in race["accesses"]} == {case.line(name, comment)}}, arrays,
+                      if {*map(case.comment, race["accesses"])} == {comment}}, arrays,
                      f"races name the variables: {comment}")
     keys = ("requests", "sectors", "least_sectors")
     for comment, expected in [*((row, (1, 4, 4)) for row in ROWS), ("a column", (1, 32, 4)), ("structs", (1, 8, 4))]:
         expect_equal(case.sum("loads", comment, "load", *keys), expected, f"loads of a variable are counted: {comment}")
     expect_equal([site["sectors"] for site in case.sites("tickets", "draws", "store") if site["by"] == "atomic"], [2],
                  "an atomic on a static variable of a function is counted")
-    outside = [(each["array"], each["address"], each["accesses"][0]["line"])
-               for each in case.kernel("past_the_end")["out_of_bounds"]]
-    expect_equal(outside, [(name, at, case.line("past_the_end", comment)) for name, at, comment in (
-        ("table", 8192, "one too far"), ("hidden", 128, "stores"), ("managed", -4, "one too early"),
-        ("of_template<int>", 128, "of a template"))], "accesses next to a variable are out of bounds, and name it")
+    expect_equal({case.comment(each["accesses"][0]): (each["array"], each["address"])
+                  for each in case.kernel("past_the_end")["out_of_bounds"]},
+                 {"one too far": ("table", 8192), "stores": ("hidden", 128), "one too early": ("managed", -4),
+                  "of a template": ("of_template<int>", 128)},
+                 "accesses next to a variable are out of bounds, and name it")
     out = case.report().stdout
     expect("past_the_end: access out of bounds: index 2048 of an array of type 'float [2048]', byte 8192 of the 8,192 "
            "bytes of table: thread 31 of block 0 loads at" in out and
@@ -346,21 +341,18 @@ def test_variables():
 
 def test_out_of_bounds():
     case = Case("races")
-    outside = [(each["why"], each["array"], each["address"], each["bytes"], each["accesses"][0]["line"])
-               for each in case.kernel("past_arrays")["out_of_bounds"]]
-    expect_equal(sorted(outside), sorted((why, array, at, size, case.line("past_arrays", comment))
-                                         for why, array, at, size, comment in (
-        ("index 64 of an array of type 'float [64]'", "tile", 256, 256, "by index"),
-        ("", "tile", 256, 256, "by address"),
-        ("", "", 128, 128, "dynamic"), ("index 32 of an array of type 'float [32]'", "", 0, 0, "local"))),
+    expect_equal({case.comment(each["accesses"][0]): (each["why"], each["array"], each["address"], each["bytes"])
+                  for each in case.kernel("past_arrays")["out_of_bounds"]},
+                 {"by index": ("index 64 of an array of type 'float [64]'", "tile", 256, 256),
+                  "by address": ("", "tile", 256, 256), "dynamic": ("", "", 128, 128),
+                  "local": ("index 32 of an array of type 'float [32]'", "", 0, 0)},
                  "accesses outside of shared and local arrays are found, and name the array or its type")
     run, figures = case.run_again("--", "far")
     far = figures["kernels"][-1]
     ended = figures["ended"].replace("Bus error", "Segmentation fault")
     expect_equal((run.returncode, ended, far["name"], far["estimate_us"],
-                  [(each["why"], each["accesses"][0]["line"]) for each in far["out_of_bounds"]]),
-                 (1, "by signal Segmentation fault", "far_away", None,
-                  [("an address far from any array", case.line("far_away", "far away"))]),
+                  [(each["why"], case.comment(each["accesses"][0])) for each in far["out_of_bounds"]]),
+                 (1, "by signal Segmentation fault", "far_away", None, [("an address far from any array", "far away")]),
                  "a store that crashes the program is named, without an estimate of the unfinished block")
 
 
@@ -482,7 +474,7 @@ def test_command():
                run.stdout + run.stderr)
     run, _ = case.run_again("--kernel", "shared_bytes", "--barriers")
     expect_equal((run.returncode, {line.split()[0] for line in run.stdout.splitlines() if "shared memory: " in line}),
-                 (0, {f"{case.file}:{case.line('shared_bytes', barrier)}" for barrier in ("of floats", "of doubles")}),
+                 (0, {f"{case.file}:{case.line(barrier)}" for barrier in ("of floats", "of doubles")}),
                  "--barriers: kernel shared_bytes needs both, because without either there is a race")
 
 
@@ -505,9 +497,9 @@ def test_report():
            "--kernel shows source lines next to their figures; * marks ratios above 1", far)
     races = Case("races")
     out = races.report("--kernel", "neighbour").stdout
-    writes, reads = (races.line("neighbour", comment) for comment in ("writes", "reads"))
-    sentence = (f"race in shared memory, byte 4 of tile: thread 1 of block 0 stores at {races.file}:{writes}  `tile[",
-                f"thread 0 of block 0 loads at {races.file}:{reads}  `out[", "no synchronisation between them (100 ")
+    writes, reads = (f"{races.file}:{races.line(comment)}" for comment in ("writes", "reads"))
+    sentence = (f"race in shared memory, byte 4 of tile: thread 1 of block 0 stores at {writes}  `tile[",
+                f"thread 0 of block 0 loads at {reads}  `out[", "no synchronisation between them (100 ")
     expect(all(part in out for part in sentence), "a race message names address, lines and threads", out[-500:])
     out = races.report("--kernel", "reduces").stdout
     found = [line for line in out.splitlines() if line.startswith("reduces: ")]
@@ -598,7 +590,7 @@ def test_check():
     cost = "def cost(launch, shape):\n    if launch.name == 'copy': return 'bytes', 8 << 20, 'reads and writes n'"
     race = next(kernel for symbol, kernel in Case("races").raw.items() if "neighbourILb0E" in symbol)["races"][0]
     race = {**race, "accesses": [{**access, "stack": [4]} for access in race["accesses"]]}
-    where = f"by_function: {case.file}:{case.line('by_function', 'far')}: sectors are {ratio:.3f} times the minimum"
+    where = f"by_function: {case.file}:{case.line('far')}: sectors are {ratio:.3f} times the minimum"
     for text, arguments, hazards, code, words in [
             ("a ratio above the default is a finding with line, ratio and limit", ([],), {}, 1,
              f"{where}; allowed: 1.000"),
