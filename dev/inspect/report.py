@@ -12,7 +12,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from cards import CARDS
 from estimate import RANGE, matmul_seconds
 from page import page
-from results import HAZARDS, SUMS, Expectations, Results, read_json, read_recording
+from results import DEFAULTS, HAZARDS, SUMS, Expectations, Results, read_json, read_recording
 from symbols import Mistake
 from tables import number, plural
 from text import hazard_summaries, kernel_text, overview
@@ -56,7 +56,6 @@ def as_json(results):
 
 # ---- the check
 
-DEFAULTS = {"sectors": 1.0, "wavefronts": 1.0, "cost": 1.05}
 SLACK = 0.03            # an allowance may exceed the largest ratio found by this fraction
 ROUNDING = 1e-9
 

@@ -15,7 +15,7 @@ SUMS = ("requests", "lanes", "bytes", "sectors", "least_sectors", "wavefronts", 
         "dram_sectors")
 HAZARDS = {"out_of_bounds": "access out of bounds", "races": "race", "uninitialised": "uninitialised read",
            "divergent": "divergent barrier"}
-RATIOS = ("sectors", "wavefronts", "cost")      # the ratios that ALLOWANCES may limit
+DEFAULTS = {"sectors": 1.0, "wavefronts": 1.0, "cost": 1.05}    # largest ratios allowed, if ALLOWANCES has no other
 
 
 # ---- --costs
@@ -29,8 +29,8 @@ class Expectations:
         self.unnecessary_barriers = self.names.get("UNNECESSARY_BARRIERS", {})
         self.allowances = self.names.get("ALLOWANCES", [])
         for entry in self.allowances:
-            if len(entry) != 4 or entry[1] not in RATIOS or not entry[3]:
-                raise Mistake(f"--costs {path}: ALLOWANCES: found {entry}; expected (kernel, {' or '.join(RATIOS)}, "
+            if len(entry) != 4 or entry[1] not in DEFAULTS or not entry[3]:
+                raise Mistake(f"--costs {path}: ALLOWANCES: found {entry}; expected (kernel, {' or '.join(DEFAULTS)}, "
                               "ratio, reason)")
 
     def load(self):
@@ -178,17 +178,19 @@ class Kernel:
             if key == "divergent" and len({tuple(symbols.lines_within(access["stack"], self.demangled))
                                            for access in raw["accesses"]}) < len(raw["accesses"]):
                 continue        # copies of one barrier, which the compiler made
-            if raw["why"].endswith("without reaching it") and not symbols.is_after(*reversed(raw["accesses"])):
-                continue        # an early return
             accesses = []
             for access in raw["accesses"]:
                 place = symbols.place(access["stack"], self.demangled)
                 accesses.append({"file": place.file, "line": place.line,
                                  **{key: access[key] for key in ("access", "by", "thread", "block")}})
+            if raw["why"].endswith("without reaching it"):
+                wait, end = accesses
+                if end["file"] == wait["file"] and end["line"] < wait["line"]:
+                    continue    # an early return
             array = self.names.get(raw["array"], "").split("::")[-1]        # kernel<64>(float*)::tile
             lines = sorted((access["file"], access["line"], access["access"]) for access in accesses)
-            place = raw["allocated"] and symbols.place(raw["allocated"])
-            allocated = (place.file, place.line) if place and place.line else None
+            place = symbols.place(raw["allocated"])
+            allocated = (place.file, place.line) if place.line else None
             same = found.setdefault((raw["memory"], raw["array"], raw["allocation"], raw["why"], *lines),
                                     {**raw, "kind": HAZARDS[key], "array": array, "accesses": accesses, "count": 0,
                                      "allocated": allocated})

@@ -125,11 +125,6 @@ class Symbols:
         """Returns [(file, line)] of an access and of the calls to it, from the innermost one to that in the kernel."""
         return [(frame.file, frame.line) for frame in self.chain(stack, kernel)]
 
-    def is_after(self, later, earlier):
-        """Returns whether an access is not further up in the source than another one."""
-        a, b = (self.place(access["stack"]) for access in (later, earlier))
-        return a.file != b.file or a.line >= b.line
-
 
 class Sources:
     """Lines of source files, cached."""
