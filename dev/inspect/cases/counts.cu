@@ -198,7 +198,13 @@ __global__ void copy_ahead(float4* out, const float4* in, int n) {
 
 // ---- all of them
 
-static void patterns(float* out, const float* in) {
+int main(int argc, char**) {
+    constexpr size_t bytes_each = 1 << 22;
+    float *in, *out;
+    cudaMalloc(&in, bytes_each);
+    cudaMalloc(&out, bytes_each);
+    cudaMemset(in, 0, bytes_each);
+    cudaMemset(out, 0, bytes_each);
     for (unsigned stride : {1u, 2u, 3u, 4u, 8u, 16u, 32u, 33u}) {
         strided<float><<<1, 32, TILE_BYTES>>>(out, stride);
         strided<float2><<<1, 32, TILE_BYTES>>>(out, stride);
@@ -219,16 +225,6 @@ static void patterns(float* out, const float* in) {
     gather<char><<<1, 32>>>(out, in, 1);
     gather<float4><<<1, 32>>>(out, in, 1);
     gather<Pack><<<1, 32>>>(out, in, 1);
-}
-
-int main(int argc, char**) {
-    constexpr size_t bytes_each = 1 << 22;
-    float *in, *out;
-    cudaMalloc(&in, bytes_each);
-    cudaMalloc(&out, bytes_each);
-    cudaMemset(in, 0, bytes_each);
-    cudaMemset(out, 0, bytes_each);
-    patterns(out, in);
     by_function<<<1, 32>>>(out, in);
     packs_by_value<<<1, 32>>>(reinterpret_cast<Pack*>(out), reinterpret_cast<const Pack*>(in));
     const int times = argc > 9 ? 0 : 3;   // not a constant, so that the compiler does not unroll the loop
