@@ -150,13 +150,18 @@ def main():
     parser.add_argument("recording", metavar="raw.json")
     add_options(parser)
     options = parser.parse_args()
+    return report(options.recording, options)
+
+
+def exit_with(name, command):
+    """Exits with the result of command(); after a user error, which it prints, with 2."""
     try:
-        return report(options.recording, options)
+        sys.exit(command())
     except Mistake as mistake:
-        print(f"report.py: {mistake}", file=sys.stderr)
-        return 2
+        print(f"{name}: {mistake}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # no traceback in report.py ... | head
-    sys.exit(main())
+    exit_with("report.py", main)

@@ -125,11 +125,8 @@ class Kernel:
 
     def find_code(self, sass):
         """Looks a kernel up by symbol, else by name: the emulator's types may change the symbol."""
-        found = sass.get(self.raw["symbol"])
-        if not found:
-            same = [figures for symbol, figures in sass.items() if bare_name(self.names[symbol]) == self.name]
-            found = same[0] if len(same) == 1 else None
-        return found or {}
+        same = [figures for symbol, figures in sass.items() if bare_name(self.names[symbol]) == self.name]
+        return sass.get(self.raw["symbol"]) or (same[0] if len(same) == 1 else {})
 
     def find_in_flight(self, card):
         """Returns the maximum bytes of loads in flight per multiprocessor, without hits in L1; None if unknown, as for
