@@ -231,15 +231,14 @@ class Results:
         # where host code ended the program; None: elsewhere
         self.ended_at = next((frame for pc in raw["ended_at"] for frame in self.symbols.frames[pc]), None)
         # Kernels without recorded blocks have no figures, except for hazards in the block in which the program ended.
-        kernels = {number: Kernel(kernel, self.card, self.symbols, names, self.expectations, self.sass)
-                   for number, kernel in enumerate(raw["kernels"])
-                   if kernel["recorded_blocks"] or any(kernel[kind] for kind in HAZARDS)}
+        kernels = [Kernel(kernel, self.card, self.symbols, names, self.expectations, self.sass)
+                   if kernel["recorded_blocks"] or any(kernel[kind] for kind in HAZARDS) else None
+                   for kernel in raw["kernels"]]
         self.launched = sorted({bare_name(names[kernel["symbol"]]) for kernel in raw["kernels"]})
-        seconds = [(kernels[number].us or 0) / 1e6 if number in kernels else 0
-                   for number in range(len(raw["kernels"]))]
-        sequence = [[kind, number] for kind, number in raw["sequence"] if kind == "matmul" or number in kernels]
+        seconds = [(kernel.us or 0) / 1e6 if kernel else 0 for kernel in kernels]
+        sequence = [[kind, number] for kind, number in raw["sequence"] if kind == "matmul" or kernels[number]]
         self.step = step_seconds(self.card, {**raw, "sequence": sequence}, seconds)     # {part: seconds}
-        self.kernels = sorted(kernels.values(), key=lambda kernel: -kernel.launches * (kernel.us or 0))
+        self.kernels = sorted(filter(None, kernels), key=lambda kernel: -kernel.launches * (kernel.us or 0))
         add_labels(self.kernels)
 
     def quoted(self, file, line):
