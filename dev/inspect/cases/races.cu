@@ -103,8 +103,8 @@ template <bool right> __global__ void copies(float* out, const float* in) {
     if (threadIdx.x == 0) init(&ready, 64);
     __syncthreads();
     cuda::memcpy_async(&tile[threadIdx.x], in + threadIdx.x, 4, ready);   // writes
-    const auto phase = ready.arrive();
-    if (right) ready.wait(phase);
+    if (right) ready.arrive_and_wait();
+    else (void)ready.arrive();
     out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
     auto pipe = cuda::make_pipeline();
     pipe.producer_acquire();
