@@ -1,7 +1,7 @@
 """report.html: the figures of the terminal report, with source and pictures; one file that needs no server."""
-import html
 import os
 import re
+from html import escape
 
 from pictures import Gallery, lane_styles
 from tables import html_table, number, plural, times
@@ -67,10 +67,6 @@ show();
 """
 
 
-def escaped(words):
-    return html.escape(str(words))
-
-
 # ---- colours and terms
 
 def level(ratio):
@@ -95,7 +91,7 @@ def glossary():
     """Returns README.md's table of terms as HTML."""
     with open(README, encoding="utf-8") as file:
         rows = re.search(r"\| term \|.*\n\|.*\n((?:\|.*\n)+)", file.read())[1].splitlines()
-    terms = "".join("<dt>{}</dt><dd>{}</dd>".format(*escaped(row).strip("| ").split(" | ")) for row in rows)
+    terms = "".join("<dt>{}</dt><dd>{}</dd>".format(*escape(row).strip("| ").split(" | ")) for row in rows)
     for mark, tag in ((r"`(.+?)`", r"<code>\1</code>"), (r"\*\*(.+?)\*\*", r"<b>\1</b>"), (r"\[(.+?)\]\(.+?\)", r"\1")):
         terms = re.sub(mark, tag, terms)
     return f"<details><summary>Terms</summary><dl>{terms}</dl></details>"
@@ -105,12 +101,12 @@ def glossary():
 
 def overview(results):
     def cell(number, kernel, column):
-        words = escaped(column.text(kernel))
+        words = escape(column.text(kernel))
         if column.name == "kernel":
-            words = f"<a href=#k{number} title='{escaped(kernel.range)}'>{words}</a>"
+            words = f"<a href=#k{number} title='{escape(kernel.range)}'>{words}</a>"
         return f"<td class='{column_level(column, kernel)}'>{words}</td>"
 
-    heads = "".join(f"<th title='{escaped(column.meaning)}'>{column.name}</th>" for column in COLUMNS)
+    heads = "".join(f"<th title='{escape(column.meaning)}'>{column.name}</th>" for column in COLUMNS)
     rows = "".join(f"<tr>{''.join(cell(i, kernel, column) for column in COLUMNS)}</tr>"
                    for i, kernel in enumerate(results.kernels))
     return f"<h2>Kernels</h2><div class='scroll overview'><table><tr>{heads}</tr>{rows}</table></div>{legend()}"
@@ -136,13 +132,13 @@ def site_words(site, line):
         f"; {plural(site['dram_sectors'], 'sector')} {preposition} memory, {plural(site['l1_hits'], 'hit')} in L1"
     by = "" if site["by"] == "thread" else f" by {by_name(site['by'])}"
     return (f"<p><b>{site['space']} {site['access']}{by}</b>, {plural(site['bytes_per_lane'], 'byte')} per lane{part}"
-            f"{escaped(via)}: {plural(site['requests'], 'request')}, {plural(site[unit], unit[:-1])} (minimum "
+            f"{escape(via)}: {plural(site['requests'], 'request')}, {plural(site[unit], unit[:-1])} (minimum "
             f"{site[f'least_{unit}']:,}){moved}. Worst request:</p>")
 
 
 def source_line(row, gallery):
     at, text, line = row or ("", "⋯", None)
-    words = f"<i>{at}</i><code>{escaped(text)}</code>"
+    words = f"<i>{at}</i><code>{escape(text)}</code>"
     if not line:
         return f"<div class='row soft'>{words}</div>"
     pictures = "".join(site_words(site, line) + gallery.figure(site) for site in line.sites)
@@ -153,12 +149,12 @@ def source_line(row, gallery):
 def section(results, number_, kernel, gallery):
     found = "".join(f"<span class='{column_level(column, kernel)}'>{column.name} {column.text(kernel)}</span>"
                     for column in COLUMNS if column.is_above_best(kernel))
-    bad = "".join(f"<p class=bad>{escaped(hazard_sentence(results, kernel, hazard))}</p>" for hazard in kernel.hazards)
-    sources = "".join(f"<div class=source><div class=soft>{escaped(file)}</div>"
+    bad = "".join(f"<p class=bad>{escape(hazard_sentence(results, kernel, hazard))}</p>" for hazard in kernel.hazards)
+    sources = "".join(f"<div class=source><div class=soft>{escape(file)}</div>"
                       f"{''.join(source_line(row, gallery) for row in rows)}</div>"
                       for file, rows in source_lines(results, kernel))
     time = f"{number(kernel.us)} µs × {kernel.launches:,}, {kernel.bound}" if kernel.is_complete else "not finished"
-    return (f"<details class=kernel id=k{number_}><summary><b>{escaped(kernel.label)}</b> <span class=soft>"
+    return (f"<details class=kernel id=k{number_}><summary><b>{escape(kernel.label)}</b> <span class=soft>"
             f"{time}</span>{found}</summary>{bad}"
             f"<div class=facts>{html_table(['', ''], facts(kernel))}</div>{sources}</details>")
 
@@ -168,20 +164,20 @@ def section(results, number_, kernel, gallery):
 def page(results):
     gallery = Gallery()
     sections = "".join(section(results, i, kernel, gallery) for i, kernel in enumerate(results.kernels))
-    program = escaped(results.raw["program"])
+    program = escape(results.raw["program"])
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Memory accesses of {program}</title>
 <style>{STYLE}{lane_styles()}</style></head><body>
 <h1>Memory accesses of each kernel</h1>
-<p class=soft>{program} ran on a CPU, which emulated an {escaped(results.card.name)}. End of the run:
-{escaped(results.raw["ended"])}. Sectors, wavefronts, bytes and races are counted from every access of the recorded
+<p class=soft>{program} ran on a CPU, which emulated an {escape(results.card.name)}. End of the run:
+{escape(results.raw["ended"])}. Sectors, wavefronts, bytes and races are counted from every access of the recorded
 blocks. Times are estimated from data sheets, not measured.</p>
-{"".join(f"<p>{escaped(sentence)}</p>" for sentence in [*totals(results), missing(results)])}
+{"".join(f"<p>{escape(sentence)}</p>" for sentence in [*totals(results), missing(results)])}
 {glossary()}
 {overview(results)}
 <h2>Line by line</h2>
-<p class=soft>Click a line marked ▸ to see its accesses and a picture of the worst request. {escaped(PICTURES)}</p>
+<p class=soft>Click a line marked ▸ to see its accesses and a picture of the worst request. {escape(PICTURES)}</p>
 {sections}
 {gallery.definitions()}
 <script>{SCRIPT}</script></body></html>

@@ -25,24 +25,19 @@ def addresses(site):
     return {lane: picture["base"] % WAVEFRONT + offset for lane, offset in enumerate(picture["offsets"]) if offset >= 0}
 
 
-def units(address, size, unit):
-    """Returns the indices of the units that an access touches."""
-    return range(address // unit, (address + size - 1) // unit + 1)
-
-
-# ---- global memory
-
 def pieces(address, size, unit):
     """Splits an access at unit boundaries; yields (index of the unit, first byte in it, number of bytes)."""
-    for number in units(address, size, unit):
+    for number in range(address // unit, (address + size - 1) // unit + 1):
         first, last = max(address, number * unit), min(address + size, (number + 1) * unit)
         yield number, first - number * unit, last - first
 
 
+# ---- global memory
+
 def global_picture(site):
     """Returns (drawing, height, caption)."""
     lanes, size = addresses(site), site["bytes_per_lane"]
-    sectors = sorted({sector for address in lanes.values() for sector in units(address, size, SECTOR)})
+    sectors = sorted({sector for address in lanes.values() for sector, *_ in pieces(address, size, SECTOR)})
     width = min(WIDTH / 4, WIDTH / len(sectors))
     left = {sector: i * width for i, sector in enumerate(sectors)}
     height = SECTORS_BOTTOM - SECTORS_TOP
@@ -77,7 +72,7 @@ def phase_picture(name, lanes, size, top):
     """Draws lanes that are served together below y = top; returns (SVG elements, bottom, wavefronts)."""
     rows_of = {}            # bank -> rows
     for address in lanes.values():
-        for word in units(address, size, WORD):
+        for word, *_ in pieces(address, size, WORD):
             rows_of.setdefault(word % BANKS, set()).add(word // BANKS)
     rows = sorted(set().union(*rows_of.values()))
     wavefronts = max(map(len, rows_of.values()))

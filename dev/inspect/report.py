@@ -12,7 +12,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from cards import CARDS
 from estimate import RANGE, matmul_seconds
 from page import page
-from results import HAZARDS, SUMS, Expectations, Results, read_json, read_recording
+from results import DEFAULTS, HAZARDS, SUMS, Expectations, Results, read_json, read_recording
 from symbols import Mistake
 from tables import number, plural
 from text import hazard_summaries, kernel_text, overview
@@ -56,7 +56,6 @@ def as_json(results):
 
 # ---- the check
 
-DEFAULTS = {"sectors": 1.0, "wavefronts": 1.0, "cost": 1.05}
 SLACK = 0.03            # an allowance may exceed the largest ratio found by this fraction
 ROUNDING = 1e-9
 
@@ -151,13 +150,18 @@ def main():
     parser.add_argument("recording", metavar="raw.json")
     add_options(parser)
     options = parser.parse_args()
+    return report(options.recording, options)
+
+
+def exit_with(name, command):
+    """Exits with the result of command(); after a user error, which it prints, with 2."""
     try:
-        return report(options.recording, options)
+        sys.exit(command())
     except Mistake as mistake:
-        print(f"report.py: {mistake}", file=sys.stderr)
-        return 2
+        print(f"{name}: {mistake}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # no traceback in report.py ... | head
-    sys.exit(main())
+    exit_with("report.py", main)

@@ -1,7 +1,7 @@
 """Figures of a recording by kernel and line, with names and estimates; expectations from a --costs file."""
-import importlib.util
 import json
 import os
+import runpy
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ SUMS = ("requests", "lanes", "bytes", "sectors", "least_sectors", "wavefronts", 
         "dram_sectors")
 HAZARDS = {"out_of_bounds": "access out of bounds", "races": "race", "uninitialised": "uninitialised read",
            "divergent": "divergent barrier"}
-RATIOS = ("sectors", "wavefronts", "cost")      # the ratios that ALLOWANCES may limit
+DEFAULTS = {"sectors": 1.0, "wavefronts": 1.0, "cost": 1.05}    # largest ratios allowed, if ALLOWANCES has no other
 
 
 # ---- --costs
@@ -25,30 +25,26 @@ class Expectations:
 
     def __init__(self, path=None, shape=None):
         self.path, self.shape = path, shape or {}
-        self.module = self.load() if path else None
-        self.unnecessary_barriers = getattr(self.module, "UNNECESSARY_BARRIERS", {})
-        self.allowances = getattr(self.module, "ALLOWANCES", [])
+        self.names = self.load() if path else {}
+        self.unnecessary_barriers = self.names.get("UNNECESSARY_BARRIERS", {})
+        self.allowances = self.names.get("ALLOWANCES", [])
         for entry in self.allowances:
-            if len(entry) != 4 or entry[1] not in RATIOS or not entry[3]:
-                raise Mistake(f"--costs {path}: ALLOWANCES: found {entry}; expected (kernel, {' or '.join(RATIOS)}, "
+            if len(entry) != 4 or entry[1] not in DEFAULTS or not entry[3]:
+                raise Mistake(f"--costs {path}: ALLOWANCES: found {entry}; expected (kernel, {' or '.join(DEFAULTS)}, "
                               "ratio, reason)")
 
     def load(self):
         if not os.path.exists(self.path):
             raise Mistake(f"--costs {self.path}: No such file")
-        spec = importlib.util.spec_from_file_location("costs", self.path)
-        module = importlib.util.module_from_spec(spec)
         try:
-            spec.loader.exec_module(module)
+            return runpy.run_path(self.path)
         except Exception as error:
             raise Mistake(f"--costs {self.path}: {type(error).__name__}: {error}") from None
-        return module
 
     def call(self, name, subject, *arguments):
         """Calls a function of the file; returns None if the file does not define it."""
-        function = getattr(self.module, name, None)
         try:
-            return function(*arguments) if function else None
+            return self.names[name](*arguments) if name in self.names else None
         except (LookupError, TypeError, ValueError) as error:
             raise Mistake(f"--costs {self.path}: {name}(){subject}: {error}") from None
 
@@ -116,8 +112,8 @@ class Kernel:
         self.is_complete = raw["recorded_blocks"] > 0       # else the program ended in its first block
         launch = SimpleNamespace(name=self.name, demangled=self.demangled, grid=self.grid, block=self.block,
                                  threads=self.threads, integers=raw["integers"], tensor_flops=moved["tensor_flops"])
-        self.inputs = (card, self.with_machine_code(symbols), self.blocks, self.resident, expectations.softmax(launch))
-        self.bounds = launch_bounds(*self.inputs) if self.is_complete else {}
+        self.bounds = launch_bounds(card, self.with_machine_code(symbols), self.blocks, self.resident,
+                                    expectations.softmax(launch)) if self.is_complete else {}
         self.bound = max(self.bounds, key=self.bounds.get, default=None)
         self.us = 1e6 * combined(self.bounds) if self.is_complete else None
         self.cost = expectations.cost(launch)
@@ -129,11 +125,8 @@ class Kernel:
 
     def find_code(self, sass):
         """Looks a kernel up by symbol, else by name: the emulator's types may change the symbol."""
-        found = sass.get(self.raw["symbol"])
-        if not found:
-            same = [figures for symbol, figures in sass.items() if bare_name(self.names[symbol]) == self.name]
-            found = same[0] if len(same) == 1 else None
-        return found or {}
+        same = [figures for symbol, figures in sass.items() if bare_name(self.names[symbol]) == self.name]
+        return sass.get(self.raw["symbol"]) or (same[0] if len(same) == 1 else {})
 
     def find_in_flight(self, card):
         """Returns the maximum bytes of loads in flight per multiprocessor, without hits in L1; None if unknown, as for
@@ -141,11 +134,10 @@ class Kernel:
         if not self.main_loop or self.main_loop["tma"]:
             return None
         file, first, last = self.main_loop["lines"]
-        loads = [site for line in self.lines if line.place.file == file and first <= line.place.line <= last
-                 for site in line.sites if (site["space"], site["access"]) == ("global", "load")]
-        sectors, hits = (sum(site[key] for site in loads) for key in ("sectors", "l1_hits"))
+        loads = Sums([site for line in self.lines if line.place.file == file and first <= line.place.line <= last
+                      for site in line.sites if (site["space"], site["access"]) == ("global", "load")])
         warps = min(self.resident, self.blocks / card.multiprocessors) * -(-self.threads // WARP)
-        return warps * self.main_loop["in_flight"] * (1 - hits / max(1, sectors))
+        return warps * self.main_loop["in_flight"] * (1 - loads.l1_hits / max(1, loads.sectors))
 
     def with_machine_code(self, symbols):
         """Returns the totals of a launch, with what the machine code adds if it is known: instructions, and waits for
@@ -179,21 +171,23 @@ class Kernel:
         """Returns a recording's races (two accesses, the later one first) or other hazards, with source lines instead
         of stacks. Hazards of an array between the same lines are merged, and an index with the access that it is of."""
         found = {}
-        for raw in self.raw.get(key, []):
+        for raw in self.raw[key]:
             if key == "divergent" and len({tuple(symbols.lines_within(access["stack"], self.demangled))
                                            for access in raw["accesses"]}) < len(raw["accesses"]):
                 continue        # copies of one barrier, which the compiler made
-            if raw["why"].endswith("without reaching it") and not symbols.is_after(*reversed(raw["accesses"])):
-                continue        # an early return
             accesses = []
             for access in raw["accesses"]:
                 place = symbols.place(access["stack"], self.demangled)
                 accesses.append({"file": place.file, "line": place.line,
                                  **{key: access[key] for key in ("access", "by", "thread", "block")}})
+            if raw["why"].endswith("without reaching it"):
+                wait, end = accesses
+                if end["file"] == wait["file"] and end["line"] < wait["line"]:
+                    continue    # an early return
             array = self.names.get(raw["array"], "").split("::")[-1]        # kernel<64>(float*)::tile
             lines = sorted((access["file"], access["line"], access["access"]) for access in accesses)
-            place = raw["allocated"] and symbols.place(raw["allocated"])
-            allocated = (place.file, place.line) if place and place.line else None
+            place = symbols.place(raw["allocated"])
+            allocated = (place.file, place.line) if place.line else None
             same = found.setdefault((raw["memory"], raw["array"], raw["allocation"], raw["why"], *lines),
                                     {**raw, "kind": HAZARDS[key], "array": array, "accesses": accesses, "count": 0,
                                      "allocated": allocated})
@@ -227,25 +221,24 @@ class Results:
             raise Mistake(f"card {key!r}: expected one of {', '.join(CARDS)}")
         self.raw, self.card, self.tokens = raw, CARDS[key], tokens
         self.expectations, self.sass = expectations or Expectations(), sass or {}
-        hazards = [hazard for kernel in raw["kernels"] for kind in HAZARDS for hazard in kernel.get(kind, [])]
+        hazards = [hazard for kernel in raw["kernels"] for kind in HAZARDS for hazard in kernel[kind]]
         stacks = [each["stack"] for kernel in raw["kernels"] for each in kernel["sites"] + kernel["barriers"]]
-        stacks += [raw.get("ended_at", []), *(access["stack"] for hazard in hazards for access in hazard["accesses"])]
+        stacks += [raw["ended_at"], *(access["stack"] for hazard in hazards for access in hazard["accesses"])]
         stacks += [hazard["allocated"] for hazard in hazards]
         names = demangled([*(kernel["symbol"] for kernel in raw["kernels"]), *(hazard["array"] for hazard in hazards),
                            *self.sass])
         self.symbols, self.sources = Symbols(raw["program"], stacks, root), Sources(root)
         # where host code ended the program; None: elsewhere
-        self.ended_at = next((frame for pc in raw.get("ended_at", []) for frame in self.symbols.frames[pc]), None)
+        self.ended_at = next((frame for pc in raw["ended_at"] for frame in self.symbols.frames[pc]), None)
         # Kernels without recorded blocks have no figures, except for hazards in the block in which the program ended.
-        kernels = {number: Kernel(kernel, self.card, self.symbols, names, self.expectations, self.sass)
-                   for number, kernel in enumerate(raw["kernels"])
-                   if kernel["recorded_blocks"] or any(kernel.get(kind) for kind in HAZARDS)}
+        kernels = [Kernel(kernel, self.card, self.symbols, names, self.expectations, self.sass)
+                   if kernel["recorded_blocks"] or any(kernel[kind] for kind in HAZARDS) else None
+                   for kernel in raw["kernels"]]
         self.launched = sorted({bare_name(names[kernel["symbol"]]) for kernel in raw["kernels"]})
-        seconds = [(kernels[number].us or 0) / 1e6 if number in kernels else 0
-                   for number in range(len(raw["kernels"]))]
-        sequence = [[kind, number] for kind, number in raw["sequence"] if kind == "matmul" or number in kernels]
+        seconds = [(kernel.us or 0) / 1e6 if kernel else 0 for kernel in kernels]
+        sequence = [[kind, number] for kind, number in raw["sequence"] if kind == "matmul" or kernels[number]]
         self.step = step_seconds(self.card, {**raw, "sequence": sequence}, seconds)     # {part: seconds}
-        self.kernels = sorted(kernels.values(), key=lambda kernel: -kernel.launches * (kernel.us or 0))
+        self.kernels = sorted(filter(None, kernels), key=lambda kernel: -kernel.launches * (kernel.us or 0))
         add_labels(self.kernels)
 
     def quoted(self, file, line):

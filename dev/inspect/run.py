@@ -109,7 +109,8 @@ def parse_options():
     return options
 
 
-def inspect(options):
+def inspect():
+    options = parse_options()
     program = os.path.abspath(options.program)
     expectations = Expectations(options.costs)
     run = expectations.run(program, os.path.dirname(program), options.arguments, options.barriers)
@@ -133,14 +134,5 @@ def inspect(options):
     return status if code == 0 or raw["ended"].startswith("after") else status or 1
 
 
-def main():
-    options = parse_options()
-    try:
-        return inspect(options)
-    except Mistake as mistake:
-        print(f"inspect: {mistake}", file=sys.stderr)
-        return 2
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    report.exit_with("inspect", inspect)

@@ -2,7 +2,9 @@
 import os
 import re
 import subprocess
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 
 class Mistake(Exception):
@@ -71,12 +73,9 @@ class Symbols:
         self.root = os.path.realpath(root)
         pcs = sorted({pc for stack in stacks for pc in stack})
         self.frames = dict(zip(pcs, self.look_up(program, pcs)))
-        lines = {}
-        for pc in pcs:
-            for frame in self.frames[pc]:
-                lines.setdefault(frame.function, set()).add((frame.file, frame.line))
+        lines = Counter(frame.function for frame in {frame for chain in self.frames.values() for frame in chain})
         # Functions with a single line that accesses memory, such as load() and store().
-        self.accessors = {function for function, places in lines.items() if len(places) == 1}
+        self.accessors = {function for function, count in lines.items() if count == 1}
 
     def look_up(self, program, pcs):
         """Returns the (inlined) frames of each address, innermost first. Looks up the byte before a return address,
@@ -113,22 +112,12 @@ class Symbols:
         chain = self.chain(stack, kernel)
         if not chain:
             return Place("", "?", 0)
-        via = []
-        for frame in chain[:-1]:
-            if frame.function not in self.accessors:
-                break
-            via.append(str(frame))
-        frame = chain[len(via)]
-        return Place(frame.function, frame.file, frame.line, tuple(via))
+        via = [str(frame) for frame in takewhile(lambda frame: frame.function in self.accessors, chain[:-1])]
+        return replace(chain[len(via)], via=tuple(via))
 
     def lines_within(self, stack, kernel):
         """Returns [(file, line)] of an access and of the calls to it, from the innermost one to that in the kernel."""
         return [(frame.file, frame.line) for frame in self.chain(stack, kernel)]
-
-    def is_after(self, later, earlier):
-        """Returns whether an access is not further up in the source than another one."""
-        a, b = (self.place(access["stack"]) for access in (later, earlier))
-        return a.file != b.file or a.line >= b.line
 
 
 class Sources:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Callable
 
 from estimate import RANGE
+from results import Sums
 from tables import number, plural, text_table, times
 
 MAX_PLACES = 8      # lines or pairs of lines named in a sentence about several hazards
@@ -127,7 +128,7 @@ def overview(results):
     columns = [column for column in COLUMNS if any(column.value(kernel) is not None for kernel in results.kernels)]
     head, *rows = text_table([column.name for column in columns],
                              [[column.text(kernel) for column in columns] for kernel in results.kernels])
-    sentences = hazard_summaries(results)
+    sentences = [*hazard_summaries(results)]
     return [head, *map(red, results.kernels, rows), LEGEND, *filter(None, [missing(results)]), "",
             *totals(results), *([""] if sentences else []), *sentences]
 
@@ -162,16 +163,17 @@ def owner_words(hazard):
 
 
 def hazard_sentence(results, kernel, hazard):
-    sides, count = [access_words(results, access) for access in hazard["accesses"]], plural(hazard["count"], "time")
+    kind, why = hazard["kind"], hazard["why"]
+    sides = ", ".join(access_words(results, access) for access in hazard["accesses"])
     byte = f"byte {hazard['address']} of {owner_words(hazard)}"
-    if hazard["kind"] == "divergent barrier":
-        return f"{kernel.name}: divergent barrier: {', '.join(sides)}: {hazard['why']} ({count})"
-    if len(sides) == 1:
-        what = hazard["kind"] + (" of" if hazard["kind"] == "uninitialised read" else ":")
-        why = ", ".join(filter(None, [hazard["why"], byte if hazard["bytes"] else ""]))
-        return f"{kernel.name}: {what} {why}: {sides[0]} ({count})"
-    what = f"race in {hazard['memory']} memory, {byte}"
-    return f"{kernel.name}: {what}: {sides[0]}, {sides[1]}; {hazard['why']} ({count})"
+    if kind == "divergent barrier":
+        words = f"{kind}: {sides}: {why}"
+    elif kind == "race":
+        words = f"race in {hazard['memory']} memory, {byte}: {sides}; {why}"
+    else:
+        where = ", ".join(filter(None, [why, byte if hazard["bytes"] else ""]))
+        words = f"{kind}{' of' if kind == 'uninitialised read' else ':'} {where}: {sides}"
+    return f"{kernel.name}: {words} ({plural(hazard['count'], 'time')})"
 
 
 def other_hazards(kernel, first, others):
@@ -187,28 +189,29 @@ def other_hazards(kernel, first, others):
 
 
 def hazard_summary(results, kernel):
-    """Returns for each kind of hazard and each array the sentence of the first one, and one about all others: a missing
+    """Yields for each kind of hazard and each array the sentence of the first one, and one about all others: a missing
     barrier causes a race for each pair of lines around it. The page has them all."""
     groups = {}
     for hazard in kernel.hazards:
         groups.setdefault((hazard["kind"], hazard["memory"], owner_words(hazard)), []).append(hazard)
-    return [sentence for first, *others in groups.values()
-            for sentence in [hazard_sentence(results, kernel, first),
-                             *([other_hazards(kernel, first, others)] if others else [])]]
+    for first, *others in groups.values():
+        yield hazard_sentence(results, kernel, first)
+        if others:
+            yield other_hazards(kernel, first, others)
 
 
 def hazard_summaries(results):
-    """Returns the summaries of all kernels: of instances and launches of a kernel with the same hazards, that of the
+    """Yields the summaries of all kernels: of instances and launches of a kernel with the same hazards, that of the
     first."""
-    first = {}          # (name, lines of the hazards) -> [kernel, ...]
+    alike = {}          # (name, lines of the hazards) -> [kernel, ...]
     for kernel in results.kernels:
         lines = {(access["file"], access["line"]) for hazard in kernel.hazards for access in hazard["accesses"]}
         if lines:
-            first.setdefault((kernel.name.split("<")[0], frozenset(lines)), []).append(kernel)
-    return [sentence for (name, _), kernels in first.items()
-            for sentence in [*hazard_summary(results, kernels[0]),
-                             *([f"{name}: the same in {plural(len(kernels) - 1, 'more row')} of the table"]
-                               if len(kernels) > 1 else [])]]
+            alike.setdefault((kernel.name.split("<")[0], frozenset(lines)), []).append(kernel)
+    for (name, _), (kernel, *others) in alike.items():
+        yield from hazard_summary(results, kernel)
+        if others:
+            yield f"{name}: the same in {plural(len(others), 'more row')} of the table"
 
 
 # ---- one kernel
@@ -239,12 +242,10 @@ def figures(line):
     for site in line.sites if line else ():
         found.setdefault((site["space"], site["access"]), []).append(site)
     for (space, access), sites in sorted(found.items()):
-        unit = "sectors" if space == "global" else "wavefronts"
-        count, minimum, requests, lanes = (sum(site[key] for site in sites)
-                                            for key in (unit, f"least_{unit}", "requests", "lanes"))
+        unit, sums = "sectors" if space == "global" else "wavefronts", Sums(sites)
         yield SimpleNamespace(space=space, access=access, by=sorted({by_name(site["by"]) for site in sites}), unit=unit,
-                              requests=requests, lanes=lanes / max(1, requests), count=count,
-                              ratio=count / minimum if minimum else None, is_wasteful=count > minimum > 0)
+                              requests=sums.requests, lanes=sums.lanes / max(1, sums.requests),
+                              count=getattr(sums, unit), ratio=sums.ratios[unit])
 
 
 def source_lines(results, kernel):
@@ -269,7 +270,7 @@ def by_line(results, kernel):
         lines.append(file)
         for at, text, line in (row or ("", "...", None) for row in rows):
             entries = [f"{f.space:6} {f.access:5} {f.requests:>10,} {number(f.lanes):>5} {f.count:>11,} {f.unit:10} "
-                       f"{times(f.ratio):>5}{'*' if f.is_wasteful else ' '}" for f in figures(line)] or [""]
+                       f"{times(f.ratio):>5}{'*' if (f.ratio or 0) > 1 else ' '}" for f in figures(line)] or [""]
             lines.append(f"{entries[0]:{len(head)}} {at:5}  {text}".rstrip())
             lines += [entry.rstrip() for entry in entries[1:]]
     return lines

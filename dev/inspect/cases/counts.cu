@@ -1,18 +1,18 @@
 // Accesses, barriers and lanes whose figures can be calculated by hand, for test_inspect.py. A comment after an access
-// is its name in the test. Optional argument: "nothing" launches no kernel, "for_long" runs for 30 s.
+// is its name in the test. With an argument, the program runs for 30 s.
 #include <cuda_runtime.h>
 
 #include <chrono>
-#include <cstring>
 
 constexpr unsigned ALL = 0xffffffff;
 struct alignas(32) Pack { float x[8]; };
 extern __shared__ __align__(32) char dynamic_tile[];
+constexpr unsigned TILE_BYTES = 32 * 33 * sizeof(float4);
 
 // ---- patterns
 
 // Lane t, if its bit in `lanes` is set, stores element t * stride (if mask is 31) and loads (t & mask) * stride.
-template <class T> __global__ void strided(T* out, unsigned stride, unsigned mask, unsigned lanes) {
+template <class T> __global__ void strided(void* out, unsigned stride, unsigned mask = 31, unsigned lanes = ALL) {
     T* tile = reinterpret_cast<T*>(dynamic_tile);
     const unsigned t = threadIdx.x;
     for (unsigned i = t; i <= 31 * stride; i += 32) tile[i] = T{};
@@ -21,22 +21,23 @@ template <class T> __global__ void strided(T* out, unsigned stride, unsigned mas
     __syncwarp();
     if (lanes >> t & 1) {
         const T value = tile[(t & mask) * stride];                   // loads
-        out[t] = value;
+        static_cast<T*>(out)[t] = value;
     }
 }
 // Loads element (t & mask) * stride + offset of global memory and stores element t + offset.
 template <class T>
-__global__ void gather(T* out, const T* in, unsigned stride, unsigned offset, unsigned mask, unsigned lanes) {
+__global__ void gather(void* out, const void* in, unsigned stride, unsigned offset = 0, unsigned mask = 31,
+                       unsigned lanes = ALL) {
     const unsigned t = threadIdx.x;
     if (lanes >> t & 1) {
-        const T value = in[(t & mask) * stride + offset];            // loads
-        out[t + offset] = value;                                     // stores
+        const T value = static_cast<const T*>(in)[(t & mask) * stride + offset];   // loads
+        static_cast<T*>(out)[t + offset] = value;                    // stores
     }
 }
 
 // ---- lines
 
-__device__ float load(const float* from) { return *from; }
+__device__ float load(const float* from) { return *from; }   // of an accessor
 // Not an accessor: it has two lines with accesses.
 __device__ void exchange(float* a, float* b) {
     const float first = *a;                           // loads a
@@ -90,12 +91,6 @@ template <unsigned floats> __global__ void row_twice(float* out, const float* in
     for (unsigned i = threadIdx.x; i < floats; i += blockDim.x) sum -= in[i] / sum;   // second
     out[threadIdx.x] = sum;
 }
-// All blocks read the same 4 KiB.
-__global__ void shared_by_blocks(float* out, const float* in) {
-    float sum = 0;
-    for (unsigned i = threadIdx.x; i < 1024; i += blockDim.x) sum += in[i];           // loads
-    out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
-}
 __global__ void copy(float* out, const float* in) {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     out[i] = in[i];
@@ -125,9 +120,9 @@ __global__ void __launch_bounds__(64) shared_bytes(float* out) {
     __shared__ double doubles[10];
     float* more = reinterpret_cast<float*>(dynamic_tile);
     if (threadIdx.x < 10) floats[threadIdx.x] = more[threadIdx.x] = 1;
-    __syncthreads();
+    __syncthreads();                                  // of floats
     if (threadIdx.x < 10) doubles[threadIdx.x] = floats[9 - threadIdx.x];
-    __syncthreads();
+    __syncthreads();                                  // of doubles
     if (threadIdx.x < 10) out[threadIdx.x] = static_cast<float>(doubles[9 - threadIdx.x]) + more[threadIdx.x];
 }
 // 48 threads: one warp and half a warp.
@@ -172,60 +167,73 @@ __global__ void rows_and_columns(float* out, const float* rows, const float* col
     if (sum > 1) *out = sum;
 }
 
-template <class T> static void launch_strided(float* out, unsigned stride, unsigned mask = 31, unsigned lanes = ALL) {
-    strided<<<1, 32, 31 * stride * sizeof(T) + sizeof(T)>>>(reinterpret_cast<T*>(out), stride, mask, lanes);
-}
-template <class T>
-static void launch_gather(float* out, const float* in, unsigned stride, unsigned offset = 0, unsigned mask = 31,
-                          unsigned lanes = ALL) {
-    gather<<<1, 32>>>(reinterpret_cast<T*>(out), reinterpret_cast<const T*>(in), stride, offset, mask, lanes);
-}
+// ---- loads in flight, of one warp of 32 lanes
 
-static void patterns(float* out, const float* in) {
-    for (unsigned stride : {1u, 2u, 3u, 4u, 8u, 16u, 32u, 33u}) {
-        launch_strided<float>(out, stride);
-        launch_strided<float2>(out, stride);
-        launch_strided<float4>(out, stride);
+// UNROLL loads of 16 bytes, then as many stores.
+template <int UNROLL> __global__ void copy_unrolled(float4* out, const float4* in, int n) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += UNROLL * blockDim.x) {
+        float4 x[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) x[u] = in[i + u * blockDim.x];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) out[i + u * blockDim.x] = x[u];
     }
-    launch_strided<char>(out, 1);
-    launch_strided<Pack>(out, 1);
-    launch_strided<float>(out, 1, 0);                 // all lanes the same word
-    launch_strided<float>(out, 32, 1);                // two words in one bank
-    launch_strided<float2>(out, 1, 31, 0x0000ffff);   // the first half warp
-    launch_strided<float>(out, 2, 31, 0x55555555);    // every other lane
-    for (unsigned stride : {1u, 2u, 8u, 100u}) launch_gather<float>(out, in, stride);
-    launch_gather<float>(out, in, 1, 1);
-    launch_gather<float>(out, in, 1, 8);
-    launch_gather<float>(out, in, 1, 0, 0);
-    launch_gather<float>(out, in, 1, 0, 31, 0x0000ffff);
-    launch_gather<float>(out, in, 1, 0, 31, 0x55555555);
-    launch_gather<char>(out, in, 1);
-    launch_gather<float4>(out, in, 1);
-    launch_gather<Pack>(out, in, 1);
+}
+// out may be in: nvcc stores each value before it loads the next.
+__global__ void copy_in_turn(float4* out, const float4* in, int n) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = in[i];
+}
+// The next iteration's load is in flight during the store.
+__global__ void copy_ahead(float4* out, const float4* in, int n) {
+    float4 next = in[threadIdx.x];
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const float4 x = next;
+        next = in[min(i + static_cast<int>(blockDim.x), n - 1)];
+        out[i] = x;
+    }
 }
 
-int main(int argc, char** argv) {
-    const char* how = argc > 1 ? argv[1] : "";
-    if (strcmp(how, "nothing") == 0) return 0;
+// ---- all of them
+
+int main(int argc, char**) {
     constexpr size_t bytes_each = 1 << 22;
     float *in, *out;
     cudaMalloc(&in, bytes_each);
     cudaMalloc(&out, bytes_each);
     cudaMemset(in, 0, bytes_each);
     cudaMemset(out, 0, bytes_each);
-    patterns(out, in);
+    for (unsigned stride : {1u, 2u, 3u, 4u, 8u, 16u, 32u, 33u}) {
+        strided<float><<<1, 32, TILE_BYTES>>>(out, stride);
+        strided<float2><<<1, 32, TILE_BYTES>>>(out, stride);
+        strided<float4><<<1, 32, TILE_BYTES>>>(out, stride);
+    }
+    strided<char><<<1, 32, TILE_BYTES>>>(out, 1);
+    strided<Pack><<<1, 32, TILE_BYTES>>>(out, 1);
+    strided<float><<<1, 32, TILE_BYTES>>>(out, 1, 0);                 // all lanes the same word
+    strided<float><<<1, 32, TILE_BYTES>>>(out, 32, 1);                // two words in one bank
+    strided<float2><<<1, 32, TILE_BYTES>>>(out, 1, 31, 0x0000ffff);   // the first half warp
+    strided<float><<<1, 32, TILE_BYTES>>>(out, 2, 31, 0x55555555);    // every other lane
+    for (unsigned stride : {1u, 2u, 8u, 100u}) gather<float><<<1, 32>>>(out, in, stride);
+    gather<float><<<1, 32>>>(out, in, 1, 1);
+    gather<float><<<1, 32>>>(out, in, 1, 8);
+    gather<float><<<1, 32>>>(out, in, 1, 0, 0);
+    gather<float><<<1, 32>>>(out, in, 1, 0, 31, 0x0000ffff);
+    gather<float><<<1, 32>>>(out, in, 1, 0, 31, 0x55555555);
+    gather<char><<<1, 32>>>(out, in, 1);
+    gather<float4><<<1, 32>>>(out, in, 1);
+    gather<Pack><<<1, 32>>>(out, in, 1);
     by_function<<<1, 32>>>(out, in);
     packs_by_value<<<1, 32>>>(reinterpret_cast<Pack*>(out), reinterpret_cast<const Pack*>(in));
     const int times = argc > 9 ? 0 : 3;   // not a constant, so that the compiler does not unroll the loop
-    again<Between::NOTHING><<<1, 32, 128>>>(out, in, times);
-    again<Between::STORE><<<1, 32, 128>>>(out, in, times);
-    again<Between::SHARED_STORE><<<1, 32, 128>>>(out, in, times);
-    again<Between::BARRIER><<<1, 32, 128>>>(out, in, times);
-    again<Between::FENCE><<<1, 32, 128>>>(out, in, times);
+    for (auto kernel : {again<Between::NOTHING>, again<Between::STORE>, again<Between::SHARED_STORE>,
+                        again<Between::BARRIER>, again<Between::FENCE>})
+        kernel<<<1, 32, 128>>>(out, in, times);
     row_twice<1024><<<1, 32>>>(out, in);
     row_twice<3072><<<1, 32>>>(out, in);
     row_twice<131072><<<1, 256>>>(out, in);
-    shared_by_blocks<<<8, 256>>>(out, in);
     copy<<<64, 256>>>(out, in);
     copy<<<4096, 256>>>(out, in);
     stored_twice<<<1, 32>>>(out);
@@ -235,15 +243,15 @@ int main(int argc, char** argv) {
     a_warp_and_a_half<<<2, 48>>>(out);
     two_dimensions<<<1, dim3(8, 8)>>>(out);
     two_ways<<<1, 32>>>(out);
-    four_words<Words::ONE_BY_ONE><<<1, 256>>>(out);
-    four_words<Words::TOGETHER><<<1, 256>>>(out);
-    four_words<Words::OF_OTHER_WARPS><<<1, 256>>>(out);
-    four_words<Words::TWELFTHS><<<1, 256>>>(out);
+    for (auto kernel : {four_words<Words::ONE_BY_ONE>, four_words<Words::TOGETHER>, four_words<Words::OF_OTHER_WARPS>,
+                        four_words<Words::TWELFTHS>})
+        kernel<<<1, 256>>>(out);
     one_thread<<<1, 32>>>(out, in);
     one_thread<<<256, 64>>>(out, in);
     rows_and_columns<<<dim3(24, 64), 256>>>(out, in, in + 64 * 2048);
+    for (auto kernel : {copy_unrolled<1>, copy_unrolled<4>, copy_unrolled<8>, copy_in_turn, copy_ahead})
+        kernel<<<1, 32>>>(reinterpret_cast<float4*>(out), reinterpret_cast<float4*>(in), 64 * 32);
     const auto begin = std::chrono::steady_clock::now();
-    while (strcmp(how, "for_long") == 0 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(30))
-        barriers<<<3, 64>>>(out);
+    while (argc > 1 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(30)) barriers<<<3, 64>>>(out);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }

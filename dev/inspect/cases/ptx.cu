@@ -7,8 +7,6 @@
 
 using namespace cuda_cpu::ptx;
 
-#include <functional>
-#include <map>
 #include <string>
 
 constexpr int TILE_BYTES = 64 * 128;
@@ -33,7 +31,7 @@ template <bool swizzled> __global__ void matrices(float* out, const float*) {
 
 // ---- cp.async
 
-enum class Copies { RIGHT, WAITED_LATE, ONE_IN_FLIGHT, NO_BARRIER, NO_WAIT, NO_COMMIT };
+enum class Copies { RIGHT, WAITED_LATE, ONE_IN_FLIGHT, NO_BARRIER, NO_COMMIT };
 
 // Two stages: one is read while the next one is loaded. cp_async_wait does not wait for copies without a commit.
 template <Copies version> __global__ void copies(float* out, const float* in) {
@@ -47,7 +45,7 @@ template <Copies version> __global__ void copies(float* out, const float* in) {
         if (version != Copies::NO_COMMIT) cp_async_commit();
         if (version == Copies::ONE_IN_FLIGHT)
             cp_async_wait<2>();
-        else if (version != Copies::WAITED_LATE && version != Copies::NO_WAIT)
+        else if (version != Copies::WAITED_LATE)
             cp_async_wait<1>();
         if (version != Copies::NO_BARRIER) __syncthreads();
         const float4 x = *reinterpret_cast<float4*>(stages + i % 2 * 256 + 4 * (63 - t));   // reads
@@ -55,7 +53,7 @@ template <Copies version> __global__ void copies(float* out, const float* in) {
         if (version == Copies::WAITED_LATE) cp_async_wait<1>();
         __syncthreads();
     }
-    if (version != Copies::NO_WAIT) cp_async_wait<0>();
+    cp_async_wait<0>();
 }
 
 // ---- mbarriers and named barriers
@@ -203,53 +201,38 @@ __global__ void numbers(float* out, int* counter, unsigned count) {
 
 // ---- all of them
 
-static CUtensorMap map_of(const void* data, uint64_t rows) {
-    const uint64_t extents[] = {64, 1, rows, 1}, strides[] = {128, 128, rows * 128};
-    const uint32_t box[] = {64, 1, 64, 1}, steps[] = {1, 1, 1, 1};
-    CUtensorMap map;
-    cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), extents, strides, box,
-                           steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return map;
-}
-
-template <Ring version> static void load(float* out, const float* in) {
-    ring<version><<<1, 64, 2 * TILE_BYTES + 64>>>(out, map_of(in, 64 * 6), 6);
-}
-
-struct Launch {
-    void (*kernel)(float*, const float*);
-    unsigned threads;
-
-    void operator()(float* out, const float* in) const { kernel<<<1, threads, TILE_BYTES>>>(out, in); }
-};
-
-static void all(float* out, const float* in) {
-    const Launch launches[] = {
-        {matrices<false>, 32}, {matrices<true>, 32}, {copies<Copies::RIGHT>, 64}, {copies<Copies::WAITED_LATE>, 64},
-        {copies<Copies::ONE_IN_FLIGHT>, 64}, {copies<Copies::NO_BARRIER>, 64}, {hand_over<Barriers::RIGHT>, 64},
-        {hand_over<Barriers::LATE_WAIT>, 64}, {hand_over<Barriers::EARLY>, 64}, {hand_over<Barriers::NO_SETUP>, 64},
-        {next_phase<true>, 64}, {next_phase<false>, 64}, {named<true>, 128}, {named<false>, 128},
-        {products<Products::RIGHT>, 128}, {products<Products::NO_FENCE>, 128}, {products<Products::FENCE_AFTER>, 128},
-        {products<Products::NO_BARRIER>, 128}, {products<Products::LATE_WAIT>, 128}, {small_product, 64}};
-    for (const Launch& launch : launches) launch(out, in);
-    load<Ring::RIGHT>(out, in);
-    load<Ring::LATE_FULL_WAIT>(out, in);
-    load<Ring::EARLY_RELEASE>(out, in);
-    numbers<<<4, 32>>>(out, reinterpret_cast<int*>(out) + 1024, 18);
-}
-
 int main(int argc, char** argv) {
-    const std::map<std::string, std::function<void(float*, const float*)>> launches = {
-        {"all", all}, {"copies_without_wait", Launch{copies<Copies::NO_WAIT>, 64}},
-        {"copies_without_commit", Launch{copies<Copies::NO_COMMIT>, 64}},
-        {"hand_over_without_wait", Launch{hand_over<Barriers::NO_WAIT>, 64}},
-        {"ring_without_empty_wait", load<Ring::NO_EMPTY_WAIT>},
-        {"products_without_commit", Launch{products<Products::NO_COMMIT>, 128}}};
+    const std::string unfinished = argc > 1 ? argv[1] : "";
     float *in, *out;
     cudaMalloc(&in, 1 << 16);
     cudaMalloc(&out, 1 << 16);
     cudaMemset(in, 0, 1 << 16);
-    launches.at(argc > 1 ? argv[1] : "all")(out, in);
+    const uint64_t extents[] = {64, 1, 64 * 6, 1}, strides[] = {128, 128, 64 * 6 * 128};
+    const uint32_t box[] = {64, 1, 64, 1}, steps[] = {1, 1, 1, 1};
+    CUtensorMap map;
+    cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, in, extents, strides, box, steps,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (unfinished == "hand_over_without_wait") {
+        hand_over<Barriers::NO_WAIT><<<1, 64, TILE_BYTES>>>(out, in);
+    } else if (unfinished == "ring_without_empty_wait") {
+        ring<Ring::NO_EMPTY_WAIT><<<1, 64, 2 * TILE_BYTES + 64>>>(out, map, 6);
+    } else if (unfinished == "products_without_commit") {
+        products<Products::NO_COMMIT><<<1, 128, TILE_BYTES>>>(out, in);
+    } else {
+        for (auto kernel : {matrices<false>, matrices<true>}) kernel<<<1, 32, TILE_BYTES>>>(out, in);
+        for (auto kernel : {copies<Copies::RIGHT>, copies<Copies::WAITED_LATE>, copies<Copies::ONE_IN_FLIGHT>,
+                            copies<Copies::NO_BARRIER>, copies<Copies::NO_COMMIT>, hand_over<Barriers::RIGHT>,
+                            hand_over<Barriers::LATE_WAIT>, hand_over<Barriers::EARLY>, hand_over<Barriers::NO_SETUP>,
+                            next_phase<true>, next_phase<false>, small_product})
+            kernel<<<1, 64, TILE_BYTES>>>(out, in);
+        for (auto kernel : {named<true>, named<false>, products<Products::RIGHT>, products<Products::NO_FENCE>,
+                            products<Products::FENCE_AFTER>, products<Products::NO_BARRIER>,
+                            products<Products::LATE_WAIT>})
+            kernel<<<1, 128, TILE_BYTES>>>(out, in);
+        for (auto kernel : {ring<Ring::RIGHT>, ring<Ring::LATE_FULL_WAIT>, ring<Ring::EARLY_RELEASE>})
+            kernel<<<1, 64, 2 * TILE_BYTES + 64>>>(out, map, 6);
+        numbers<<<4, 32>>>(out, reinterpret_cast<int*>(out) + 1024, 18);
+    }
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }

@@ -6,72 +6,37 @@
 #include <cuda/pipeline>
 #include <cuda_runtime.h>
 
-constexpr unsigned ALL = 0xffffffff;
+namespace cg = cooperative_groups;
 
 // ---- barriers
 
+// The barrier does not wait for threads that have exited; their stores are visible after it.
 template <bool right> __global__ void neighbour(float* out) {
-    __shared__ float tile[65];
-    tile[threadIdx.x] = 1;                            // writes
-    if (threadIdx.x == 63) tile[64] = 1;
-    if (right) __syncthreads();
-    out[blockIdx.x * 64 + threadIdx.x] = tile[threadIdx.x + 1];   // reads
-}
-// The tile may be overwritten only after all threads have read it.
-template <bool right> __global__ void end_of_loop(float* out, const float* in) {
-    __shared__ float tile[64];
-    float sum = 0;
-    for (int i = 0; i < 3; i++) {
-        tile[threadIdx.x] = in[i * 64 + threadIdx.x]; // writes
-        __syncthreads();
-        sum += tile[63 - threadIdx.x];                // reads
-        if (right) __syncthreads();
-    }
-    out[threadIdx.x] = sum;
-}
-// A barrier does not wait for threads that have exited; their stores are visible after it.
-template <bool right> __global__ void leaves_early(float* out) {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (threadIdx.x >= 50) return;
     if (right) __syncthreads();
-    out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
+    out[blockIdx.x * 64 + threadIdx.x] = tile[threadIdx.x + 1];   // reads
 }
-// __syncwarp does not order accesses of other warps.
-template <bool right> __global__ void warps(float* out) {
-    __shared__ float tile[64];
-    tile[threadIdx.x] = 1;                            // writes
-    if (right) __syncthreads();
-    else __syncwarp();
-    if (threadIdx.x >= 32) out[threadIdx.x] = tile[63 - threadIdx.x];   // reads
-}
-
-enum class Order { NOTHING, SYNCWARP, SHUFFLE, VOTE };
-template <Order order> __global__ void lanes(float* out) {
+// __syncwarp orders only the lanes in its mask, and the barrier of a tile of 32 threads only those of a warp.
+enum class Order { NOTHING, SYNCWARP, SHUFFLE, VOTE, HALVES, TILE, BLOCK };
+template <Order order, int distance> __global__ void lanes(float* out) {
     __shared__ float tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (order == Order::SYNCWARP) __syncwarp();
-    if (order == Order::SHUFFLE) __shfl_xor_sync(ALL, 1.0f, 1);
-    if (order == Order::VOTE) __any_sync(ALL, threadIdx.x == 3);
-    out[threadIdx.x] = tile[threadIdx.x ^ 1];         // reads
-}
-// __syncwarp orders only the lanes in its mask.
-template <bool right> __global__ void half_a_warp(float* out) {
-    __shared__ float tile[32];
-    tile[threadIdx.x] = 1;                            // writes
-    if (threadIdx.x < 16) {
-        __syncwarp(0x0000ffff);
-    } else {
-        __syncwarp(0xffff0000);
-        out[threadIdx.x] = tile[threadIdx.x ^ (right ? 1 : 17)];   // reads
-    }
-    __syncthreads();
+    if (order == Order::SHUFFLE) __shfl_xor_sync(0xffffffff, 1.0f, 1);
+    if (order == Order::VOTE) __any_sync(0xffffffff, threadIdx.x == 3);
+    if (order == Order::HALVES && threadIdx.x % 32 < 16) __syncwarp(0x0000ffff);
+    if (order == Order::HALVES && threadIdx.x % 32 >= 16) __syncwarp(0xffff0000);
+    if (order == Order::TILE) cg::tiled_partition<32>(cg::this_thread_block()).sync();
+    if (order == Order::BLOCK) cg::this_thread_block().sync();
+    out[threadIdx.x] = tile[threadIdx.x ^ distance];  // reads
 }
 
 // ---- bytes
 
 // Accesses to different bytes of a word do not race with each other, but they race with an access to the whole word.
-template <bool right> __global__ void bytes(int* out) {
+template <bool right> __global__ void bytes(float* out) {
     __shared__ __align__(4) char tile[64];
     tile[threadIdx.x] = 1;                            // writes
     if (right) out[threadIdx.x] = tile[threadIdx.x];
@@ -80,73 +45,37 @@ template <bool right> __global__ void bytes(int* out) {
 
 // ---- global memory
 
-template <bool right> __global__ void one_word(int* out) {
+template <bool right> __global__ void one_word(float* out) {
     if (threadIdx.x == 0) out[right ? blockIdx.x : 0] = 1;   // writes
 }
-// __syncthreads does not order accesses of other blocks.
-template <bool right> __global__ void next_block(float* out) {
-    out[blockIdx.x * 64 + threadIdx.x] = 1;           // writes
-    __syncthreads();
-    const unsigned other = right ? blockIdx.x : (blockIdx.x + 1) % gridDim.x;
-    out[4096 + blockIdx.x * 64 + threadIdx.x] = out[other * 64 + 63 - threadIdx.x];   // reads
-}
-// One launch writes; the next launch reads the values in other blocks.
-__global__ void launches(float* out, bool writes) {
-    if (writes) out[blockIdx.x * 64 + threadIdx.x] = 1;
-    else out[4096 + blockIdx.x * 64 + threadIdx.x] = out[(3 - blockIdx.x) * 64 + threadIdx.x];
-}
-
-template <bool right> __global__ void atomic_and_store(int* sum) {
-    if (right)
-        atomicExch(sum, 0);
-    else
-        *sum = 0;                                     // writes
-    atomicAdd(sum, 1);                                // adds
-}
-template <bool right> __global__ void histogram(int* out, const int* in) {
+template <bool right> __global__ void histogram(float* out, const float* in) {
     __shared__ int counts[8];
     if (threadIdx.x < 8) counts[threadIdx.x] = 0;     // clears
     if (right) __syncthreads();
-    atomicAdd(&counts[in[threadIdx.x] % 8], 1);       // adds
+    atomicAdd(&counts[static_cast<int>(in[threadIdx.x]) % 8], 1);   // adds
     __syncthreads();
-    if (threadIdx.x < 8) atomicAdd(out + threadIdx.x, counts[threadIdx.x]);
+    if (threadIdx.x < 8) atomicAdd(out + threadIdx.x, static_cast<float>(counts[threadIdx.x]));
 }
 
-// The last block to finish adds the parts of all blocks. Order: __syncthreads, __threadfence by thread 0, atomicAdd.
-template <bool right> __global__ void last_block(float* parts, unsigned* count, float* out) {
+// The last block to finish adds the parts of all blocks, which an atomic on a variable counts. Either thread 0 has a
+// __threadfence between __syncthreads and atomicInc, or each thread has one before __syncthreads.
+__device__ unsigned arrived;
+template <bool right, bool each_has_fence> __global__ void last_block(float* parts, float* out) {
     __shared__ bool is_last;
     parts[blockIdx.x * 64 + threadIdx.x] = 1;         // writes
-    __syncthreads();
+    if (each_has_fence) __threadfence();
+    if (right || !each_has_fence) __syncthreads();
     if (threadIdx.x == 0) {
-        if (right) __threadfence();
-        is_last = atomicAdd(count, 1u) == gridDim.x - 1;
+        if (right && !each_has_fence) __threadfence();
+        is_last = atomicInc(&arrived, gridDim.x) == gridDim.x - 1;
     }
     __syncthreads();
     if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
-    if (is_last && threadIdx.x == 0) *count = 0;      // ordered by its own atomicAdd
-}
-// Alternative order: __threadfence by each thread, __syncthreads, atomicAdd.
-template <bool right> __global__ void last_block_of_fences(float* parts, unsigned* count, float* out) {
-    __shared__ bool is_last;
-    parts[blockIdx.x * 64 + threadIdx.x] = 1;         // writes
-    __threadfence();
-    if (right) __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(count, 1u) == gridDim.x - 1;
-    __syncthreads();
-    if (is_last) out[threadIdx.x] = parts[threadIdx.x] + parts[64 + threadIdx.x];   // reads
+    if (is_last && threadIdx.x == 0) arrived = 0;     // ordered by its own atomicInc
 }
 
 // ---- synchronisation by libraries
 
-namespace cg = cooperative_groups;
-template <bool right> __global__ void groups(float* out) {
-    __shared__ float tile[64];
-    const auto block = cg::this_thread_block();
-    tile[threadIdx.x] = 1;                            // writes
-    if (right) block.sync();
-    else cg::tiled_partition<32>(block).sync();
-    if (threadIdx.x >= 32) out[threadIdx.x] = tile[63 - threadIdx.x];   // reads
-}
 // The storage of two reductions is the same memory.
 template <bool right> __global__ void reductions(float* out) {
     using Reduce = cub::BlockReduce<float, 64>;
@@ -156,42 +85,34 @@ template <bool right> __global__ void reductions(float* out) {
     sum += Reduce(storage).Sum(2);
     if (threadIdx.x == 0) out[0] = sum;
 }
-// Blocks read what other blocks have written before the grid's barrier.
+// Blocks read what other blocks have written before the grid's barrier, and overwrite it after the next one.
 template <bool right> __global__ void grids(float* out) {
-    __shared__ float own;
     const auto grid = cg::this_grid();
-    if (threadIdx.x == 0) own = 1;
-    __syncthreads();
     for (int i = 0; i < 2; i++) {
-        out[grid.thread_rank()] = own;                // writes
+        out[grid.thread_rank()] = 1;                  // writes
         if (right) grid.sync();
         else __syncthreads();
-        const float x = out[(grid.thread_rank() + 64) % grid.size()];   // reads
+        out[4096 + grid.thread_rank()] = out[(grid.thread_rank() + 64) % grid.size()];   // reads
         if (right) grid.sync();
-        if (threadIdx.x == 0) own = x;
-        __syncthreads();
     }
 }
 // Copies complete at a barrier, or at the end of a pipeline's stage.
 template <bool right> __global__ void copies(float* out, const float* in) {
     __shared__ cuda::barrier<cuda::thread_scope_block> ready;
-    __shared__ float tile[64];
+    __shared__ float tile[64], next[64];
     if (threadIdx.x == 0) init(&ready, 64);
     __syncthreads();
     cuda::memcpy_async(&tile[threadIdx.x], in + threadIdx.x, 4, ready);   // writes
-    const auto phase = ready.arrive();
-    if (right) ready.wait(phase);
+    if (right) ready.arrive_and_wait();
+    else (void)ready.arrive();
     out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
-}
-template <bool right> __global__ void stages(float* out, const float* in) {
-    __shared__ float tile[64];
     auto pipe = cuda::make_pipeline();
     pipe.producer_acquire();
-    cuda::memcpy_async(&tile[threadIdx.x], in + threadIdx.x, 4, pipe);   // writes
+    cuda::memcpy_async(&next[threadIdx.x], in + threadIdx.x, 4, pipe);   // writes next
     pipe.producer_commit();
     if (right) pipe.consumer_wait();
     __syncthreads();
-    out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
+    out[threadIdx.x] += next[63 - threadIdx.x];       // reads next
     pipe.consumer_release();
 }
 // One thread publishes a value, for which the others wait.
@@ -213,37 +134,25 @@ template <bool right> __global__ void flag(float* out) {
 
 template <bool right> __global__ void unwritten(float* out) {
     __shared__ float tile[64];
+    extern __shared__ float dynamic[];
     if (right || threadIdx.x < 60) tile[threadIdx.x] = 1;
+    if (right) dynamic[threadIdx.x] = 0;
     __syncthreads();
+    dynamic[threadIdx.x] += 1;                        // reads dynamic
     out[threadIdx.x] = tile[63 - threadIdx.x];        // reads
 }
-template <bool right> __global__ void unwritten_dynamic(float* out) {
-    extern __shared__ float tile[];
-    if (right) tile[threadIdx.x] = 0;
-    __syncthreads();
-    tile[threadIdx.x] += 1;                           // reads
-    out[threadIdx.x] = tile[threadIdx.x];
-}
 
-// ---- two sites for one access
+// ---- several sites or threads
 
-// Lanes read the same word in two lines; both race with the store.
+// Lanes read the same word in two lines; both race with the store. Lane 31 synchronises only with lane 0 before it.
 __global__ void two_readers(float* out) {
     __shared__ float word;
     if (threadIdx.x == 0) word = 1;
-    __syncthreads();
+    __syncwarp();
     if (threadIdx.x % 2 == 0)
         out[threadIdx.x] = word;                      // even
     else
         out[threadIdx.x] = word + 1;                  // odd
-    if (threadIdx.x == 63) word = 2;                  // writes
-}
-// All lanes read a word. Lane 31 synchronises only with lane 0 before it writes the word.
-__global__ void two_lanes_met(float* out) {
-    __shared__ float word;
-    if (threadIdx.x == 0) word = 1;
-    __syncwarp();
-    out[threadIdx.x] = word;                          // reads
     if (threadIdx.x % 31 == 0) __syncwarp(0x80000001);
     if (threadIdx.x == 31) word = 2;                  // writes
 }
@@ -267,53 +176,120 @@ __global__ void late(float* out, const unsigned* faults) {
     out[at + threadIdx.x] = tile[63 - threadIdx.x];   // reads
 }
 
-template <bool right> static void both(float* out, const float* in, unsigned* counts) {
-    int* numbers = reinterpret_cast<int*>(out);
-    neighbour<right><<<2, 64>>>(out);
-    end_of_loop<right><<<1, 64>>>(out, in);
-    leaves_early<right><<<1, 64>>>(out);
-    warps<right><<<1, 64>>>(out);
-    half_a_warp<right><<<1, 32>>>(out);
-    bytes<right><<<1, 64>>>(numbers);
-    one_word<right><<<3, 32>>>(numbers);
-    next_block<right><<<2, 64>>>(out);
-    atomic_and_store<right><<<1, 64>>>(numbers);
-    histogram<right><<<2, 64>>>(numbers, reinterpret_cast<const int*>(in));
-    cudaMemset(counts, 0, 1024);
-    last_block<right><<<2, 64>>>(out, counts, out + 4096);
-    last_block_of_fences<right><<<2, 64>>>(out, counts + 1, out + 4096);
-    groups<right><<<1, 64>>>(out);
-    flag<right><<<1, 64>>>(out);
-    copies<right><<<1, 64>>>(out, in);
-    stages<right><<<1, 64>>>(out, in);
-    reductions<right><<<1, 64>>>(out);
-    void* arguments[] = {&out};
-    cudaLaunchCooperativeKernel((void*)grids<right>, 3, 64, arguments);
-    unwritten<right><<<1, 64>>>(out);
-    unwritten_dynamic<right><<<1, 64, 256>>>(out);
+// ---- variables
+
+struct Pair {
+    float a, b;
+};
+__device__ int total, hits[1];
+__device__ float table[2048], next_to_table[32];
+__device__ Pair pairs[32];
+__constant__ float weights[32];
+__managed__ float managed[32];
+static __device__ float hidden[32], unchanged[32] = {1, 2};
+template <class T> __device__ T of_template[32];
+namespace outer { namespace {
+__device__ float nested[32] = {3};
+} }
+
+template <bool right> __global__ void updates() {
+    if (right) atomicExch(&total, 0);
+    else total = 0;                                   // writes
+    atomicAdd(&total, 1);                             // adds
+}
+__global__ void either() {
+    *(threadIdx.x % 2 == 0 ? hits : &total) = 1;      // in one instruction
+}
+__device__ int ticket(int* out) {
+    static int next;
+    return atomicAdd(&next, out != nullptr);
+}
+__global__ void tickets(int* out) { out[threadIdx.x] = ticket(out); }   // draws
+
+__global__ void loads(float* out, const float* by_address) {
+    const unsigned t = threadIdx.x;
+    out[t] = table[32 * t];                           // a column
+    out[32 + t] = table[t];                           // a row
+    out[64 + t] = weights[t];                         // constant
+    out[96 + t] = managed[t];                         // managed
+    out[128 + t] = hidden[t];                         // static
+    out[160 + t] = unchanged[t];                      // static and never stored to
+    out[192 + t] = outer::nested[t];                  // in namespaces
+    out[224 + t] = of_template<float>[t];             // of a template
+    out[256 + t] = pairs[t].b;                        // structs
+    out[288 + t] = by_address[t];                     // by address
 }
 
-int main() {
-    float *in, *out;
+// ---- accesses out of bounds
+
+__global__ void past_the_end(float* out, int first) {
+    out[threadIdx.x] = table[2017 + threadIdx.x];     // one too far
+    hidden[threadIdx.x + 1] = 1;                      // stores
+    (managed + first)[threadIdx.x] = 1;                // one too early
+    out[threadIdx.x] = of_template<int>[threadIdx.x + 1];   // of a template
+}
+
+__global__ void past_arrays(float* out) {
+    __shared__ float first[64], tile[64];
+    extern __shared__ float dynamic[];
+    float local[32], *middle = tile + threadIdx.x;
+    for (float& value : local) value = out[0];
+    first[threadIdx.x] = middle[0] = dynamic[threadIdx.x] = 1;
+    tile[threadIdx.x + 33] = first[threadIdx.x];      // by index
+    middle[34] = 1;                                   // by address
+    dynamic[threadIdx.x + 1] = 1;                     // dynamic
+    out[threadIdx.x] = local[threadIdx.x + 1];        // local
+}
+__global__ void far_away(float* out, size_t distance) {
+    if (blockIdx.x == 1) out[distance] = 1;           // far away
+}
+
+// ---- all of them
+
+template <bool right> static void both(float* out, const float* in) {
+    neighbour<right><<<2, 64>>>(out);
+    one_word<right><<<3, 32>>>(out);
+    histogram<right><<<2, 64>>>(out, in);
+    last_block<right, false><<<2, 64>>>(out, out + 4096);
+    last_block<right, true><<<2, 64>>>(out, out + 4096);
+    copies<right><<<1, 64>>>(out, in);
+    for (auto kernel : {bytes<right>, flag<right>, reductions<right>}) kernel<<<1, 64>>>(out);
+    void* arguments[] = {&out};
+    cudaLaunchCooperativeKernel((void*)grids<right>, 3, 64, arguments);
+    unwritten<right><<<1, 64, 256>>>(out);
+}
+
+int main(int argc, char**) {
+    float *in, *out, *address;
     unsigned* counts;
     cudaMalloc(&in, 1 << 16);
     cudaMalloc(&out, 1 << 16);
     cudaMalloc(&counts, 1024);
     cudaMemset(in, 0, 1 << 16);
-    both<true>(out, in, counts);
-    both<false>(out, in, counts);
-    lanes<Order::NOTHING><<<1, 64>>>(out);
-    lanes<Order::SYNCWARP><<<1, 64>>>(out);
-    lanes<Order::SHUFFLE><<<1, 64>>>(out);
-    lanes<Order::VOTE><<<1, 64>>>(out);
-    for (bool writes : {true, false}) launches<<<4, 64>>>(out, writes);
-    two_readers<<<1, 64>>>(out);
-    two_lanes_met<<<1, 32>>>(out);
-    reduces<<<1, 32>>>(out);
+    both<true>(out, in);
+    both<false>(out, in);
+    for (auto kernel : {lanes<Order::NOTHING, 1>, lanes<Order::SYNCWARP, 1>, lanes<Order::SHUFFLE, 1>,
+                        lanes<Order::VOTE, 1>, lanes<Order::HALVES, 1>, lanes<Order::HALVES, 17>,
+                        lanes<Order::TILE, 63>, lanes<Order::BLOCK, 63>})
+        kernel<<<1, 64>>>(out);
+    for (auto kernel : {two_readers, reduces}) kernel<<<1, 32>>>(out);
     const unsigned faults[] = {256, 256, 256, 137, 255, 256};   // in none of the first launch's 256 blocks
     cudaMemset(counts, 255, 1024);
     cudaMemcpy(counts, faults, sizeof(faults), cudaMemcpyHostToDevice);
     for (unsigned launch = 0; launch < 3; launch++) late<<<256, 64>>>(out, counts + 2 * launch);
     for (unsigned launch = 0; launch < 20; launch++) late<<<256, 64>>>(in, counts + 6 + launch);
+    const float values[32] = {1};
+    cudaMemcpyToSymbol(weights, values, sizeof(values));
+    managed[0] = 1;
+    cudaGetSymbolAddress(reinterpret_cast<void**>(&address), outer::nested);
+    updates<true><<<2, 1>>>();
+    updates<false><<<2, 1>>>();
+    updates<false><<<4, 1>>>();
+    either<<<1, 64>>>();
+    tickets<<<1, 64>>>(reinterpret_cast<int*>(out));
+    loads<<<1, 32>>>(out, address);
+    past_the_end<<<1, 32>>>(out, -1);
+    past_arrays<<<1, 32, 128>>>(out);
+    if (argc > 1) far_away<<<2, 32>>>(out, size_t{1} << 50);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }
