@@ -26,128 +26,80 @@ inline cublasStatus_t cublasGetVersion(cublasHandle_t, int* version) {
     *version = static_cast<int>(cublasLtGetVersion());
     return CUBLAS_STATUS_SUCCESS;
 }
-
-namespace cuda_cpu {
-template <class T> inline cublasStatus_t set(cublasHandle_t handle, T cublasContext::*member, T value) {
-    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    handle->*member = value;
-    return CUBLAS_STATUS_SUCCESS;
-}
-template <class T> inline cublasStatus_t get(cublasHandle_t handle, T cublasContext::*member, T* value) {
-    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    *value = handle->*member;
-    return CUBLAS_STATUS_SUCCESS;
-}
-inline cublasStatus_t status_of(cudaError_t error) {
-    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_MAPPING_ERROR;
-}
-}  // namespace cuda_cpu
-
-inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
-    return cuda_cpu::set(handle, &cublasContext::stream, stream);
-}
-inline cublasStatus_t cublasGetStream(cublasHandle_t handle, cudaStream_t* stream) {
-    return cuda_cpu::get(handle, &cublasContext::stream, stream);
-}
-inline cublasStatus_t cublasSetPointerMode(cublasHandle_t handle, cublasPointerMode_t mode) {
-    return cuda_cpu::set(handle, &cublasContext::pointer_mode, mode);
-}
-inline cublasStatus_t cublasGetPointerMode(cublasHandle_t handle, cublasPointerMode_t* mode) {
-    return cuda_cpu::get(handle, &cublasContext::pointer_mode, mode);
-}
-inline cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
-    return cuda_cpu::set(handle, &cublasContext::math, mode);
-}
-inline cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode) {
-    return cuda_cpu::get(handle, &cublasContext::math, mode);
-}
+#define CUDA_CPU_SETTING(Name, Type, member)                                                                     \
+    inline cublasStatus_t cublasSet##Name(cublasHandle_t handle, Type value) {                                   \
+        if (handle != nullptr) handle->member = value;                                                           \
+        return handle != nullptr ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;                        \
+    }                                                                                                            \
+    inline cublasStatus_t cublasGet##Name(cublasHandle_t handle, Type* value) {                                  \
+        if (handle != nullptr) *value = handle->member;                                                          \
+        return handle != nullptr ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;                        \
+    }
+CUDA_CPU_SETTING(Stream, cudaStream_t, stream)
+CUDA_CPU_SETTING(PointerMode, cublasPointerMode_t, pointer_mode)
+CUDA_CPU_SETTING(MathMode, cublasMath_t, math)
+#undef CUDA_CPU_SETTING
 inline cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
 
-// ---- copies between host and device: `size` bytes an element, distances in elements
-
-inline cublasStatus_t cublasSetMatrix(int rows, int columns, int size, const void* from, int from_ld, void* to,
-                                      int to_ld) {
-    const auto bytes = static_cast<size_t>(size);
-    return cuda_cpu::status_of(cudaMemcpy2D(to, to_ld * bytes, from, from_ld * bytes, rows * bytes, columns,
-                                            cudaMemcpyHostToDevice));
-}
-inline cublasStatus_t cublasGetMatrix(int rows, int columns, int size, const void* from, int from_ld, void* to,
-                                      int to_ld) {
-    const auto bytes = static_cast<size_t>(size);
-    return cuda_cpu::status_of(cudaMemcpy2D(to, to_ld * bytes, from, from_ld * bytes, rows * bytes, columns,
-                                            cudaMemcpyDeviceToHost));
-}
-inline cublasStatus_t cublasSetVector(int n, int size, const void* from, int from_step, void* to, int to_step) {
-    return cublasSetMatrix(1, n, size, from, from_step, to, to_step);
-}
-inline cublasStatus_t cublasGetVector(int n, int size, const void* from, int from_step, void* to, int to_step) {
-    return cublasGetMatrix(1, n, size, from, from_step, to, to_step);
-}
-
 namespace cuda_cpu {
+// Copies between host and device: `size` bytes an element, distances in elements.
+template <cudaMemcpyKind KIND>
+cublasStatus_t copy_matrix(int rows, int columns, int size, const void* from, int from_ld, void* to, int to_ld) {
+    const auto bytes = static_cast<size_t>(size);
+    const auto error = cudaMemcpy2D(to, to_ld * bytes, from, from_ld * bytes, rows * bytes, columns, KIND);
+    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_MAPPING_ERROR;
+}
+template <cudaMemcpyKind KIND>
+cublasStatus_t copy_vector(int n, int size, const void* from, int from_step, void* to, int to_step) {
+    return copy_matrix<KIND>(1, n, size, from, from_step, to, to_step);
+}
 
 // ---- operands
 
-// Element i of a vector. With a negative step the first element is the last one in memory.
-template <class T> struct Vector {
+// Element (i, j) of a matrix or of its transposed matrix, or element i of a vector.
+template <class T> struct Elements {
     T* data;
-    int64_t step;
-    Vector(T* x, int n, int step_) : data(step_ < 0 ? x + int64_t{1 - n} * step_ : x), step(step_) {}
-    T& operator[](int64_t i) const { return data[i * step]; }
+    int64_t row_step, column_step;
+    T& operator()(int64_t i, int64_t j = 0) const { return data[i * row_step + j * column_step]; }
 };
+template <class T> Elements<T> matrix(T* data, int ld, cublasOperation_t operation = CUBLAS_OP_N) {
+    return operation == CUBLAS_OP_N ? Elements<T>{data, 1, ld} : Elements<T>{data, ld, 1};
+}
+// With a negative step the first element is the last one in memory.
+template <class T> Elements<T> vector(T* data, int n, int step) {
+    return {step < 0 ? data + int64_t{1 - n} * step : data, step, 0};
+}
 
-// Element (i, j) of a matrix, or of its transposed matrix.
-template <class T> struct Matrix {
-    T* data;
-    int64_t ld;
-    bool transposed = false;
-    T& operator()(int64_t i, int64_t j) const { return transposed ? data[i * ld + j] : data[j * ld + i]; }
-};
-template <class T> Matrix(T*, int, bool) -> Matrix<T>;
-template <class T> Matrix(T*, int) -> Matrix<T>;
-
-// Returns a value in device memory, and alpha or beta, which may be in host memory.
-template <class T> inline T fetched(cublasHandle_t handle, const T* place) {
+// Returns alpha or beta, which may be in device memory.
+template <class T> inline T scalar(cublasHandle_t handle, const T* place) {
+    if (handle == nullptr) return {};   // the call returns an error
+    if (handle->pointer_mode == CUBLAS_POINTER_MODE_HOST) return *place;
     T value;
     cudaMemcpyAsync(&value, place, sizeof(T), cudaMemcpyDeviceToHost, handle->stream);
     cudaStreamSynchronize(handle->stream);
     return value;
 }
-template <class T> inline T scalar(cublasHandle_t handle, const T* place) {
-    if (handle == nullptr) return {};   // the call returns an error
-    return handle->pointer_mode == CUBLAS_POINTER_MODE_HOST ? *place : fetched(handle, place);
-}
 
 // ---- work in the handle's stream
 
-template <class Work> inline cublasStatus_t run(cublasHandle_t handle, Work work) {
+// Calls f(i, j) for each element of a matrix.
+template <class F> inline cublasStatus_t for_each(cublasHandle_t handle, int m, int n, F f) {
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    const auto operation = [work] {
+    const auto operation = [=] {
         const DeviceWork on_device;
-        work();
+#pragma omp parallel for
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t i = 0; i < m; i++) f(i, j);
         return cudaSuccess;
     };
     const cudaError_t error = is_deferred(handle->stream) ? submit(handle->stream, operation) : operation();
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
-// Calls f(i) for each element of a vector, or f(i, j) for each of a matrix.
-template <class F> inline cublasStatus_t for_each(cublasHandle_t handle, int n, F f) {
-    return run(handle, [=] {
-        for (int64_t i = 0; i < n; i++) f(i);
-    });
-}
-template <class F> inline cublasStatus_t for_each(cublasHandle_t handle, int m, int n, F f) {
-    return run(handle, [=] {
-#pragma omp parallel for
-        for (int64_t j = 0; j < n; j++)
-            for (int64_t i = 0; i < m; i++) f(i, j);
-    });
-}
 // Sets *result, in host or device memory, to f().
 template <class T, class F> inline cublasStatus_t evaluate(cublasHandle_t handle, T* result, F f) {
-    const cublasStatus_t status = run(handle, [=] { *result = static_cast<T>(f()); });
+    const cublasStatus_t status = for_each(handle, 1, 1, [=](int64_t, int64_t) { *result = static_cast<T>(f()); });
     if (status != CUBLAS_STATUS_SUCCESS || handle->pointer_mode == CUBLAS_POINTER_MODE_DEVICE) return status;
-    return status_of(cudaStreamSynchronize(handle->stream));
+    return cudaStreamSynchronize(handle->stream) == cudaSuccess ? status : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 // Returns the sum of f(k) for k < n.
 template <class F> inline double sum(int64_t n, F f) {
@@ -155,10 +107,17 @@ template <class F> inline double sum(int64_t n, F f) {
     for (int64_t k = 0; k < n; k++) total += f(k);
     return total;
 }
-// Returns alpha x + beta y. y may be NaN if beta is 0.
-template <class T> inline T combined(T alpha, double x, T beta, T y) {
-    return static_cast<T>(alpha * x) + (beta == 0 ? T{} : beta * y);
+// c (m, n) = alpha a (m, k) b (k, n) + beta c. c may be NaN if beta is 0.
+template <class T>
+cublasStatus_t plain_product(cublasHandle_t handle, int m, int n, int k, const T* alpha_, Elements<const T> a,
+                             Elements<const T> b, const T* beta_, Elements<T> c) {
+    return for_each(handle, m, n, [=, alpha = scalar(handle, alpha_), beta = scalar(handle, beta_)](int64_t i,
+                                                                                                    int64_t j) {
+        const double product = sum(k, [&](int64_t e) { return double{a(i, e)} * b(e, j); });
+        c(i, j) = static_cast<T>(alpha * product) + (beta == 0 ? T{} : beta * c(i, j));
+    });
 }
+
 // ---- matrix products
 
 struct ComputeType {   // older programs pass a data type
@@ -187,15 +146,10 @@ struct Gemm {
 
 inline cublasStatus_t double_product(cublasHandle_t handle, const Gemm& g) {
     if (g.a.type != CUDA_R_64F || g.b.type != CUDA_R_64F || g.c.type != CUDA_R_64F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const auto number = [=](const void* value) { return scalar(handle, static_cast<const double*>(value)); };
-    const auto matrix = [](const Operand& x) {
-        return Matrix{static_cast<const double*>(x.data), x.ld, x.operation != CUBLAS_OP_N};
-    };
-    const double alpha = number(g.alpha), beta = number(g.beta);
-    const Matrix c{static_cast<double*>(const_cast<void*>(g.c.data)), g.c.ld};
-    return for_each(handle, g.m, g.n, [=, k = g.k, a = matrix(g.a), b = matrix(g.b)](int64_t i, int64_t j) {
-        c(i, j) = combined(alpha, sum(k, [&](int64_t e) { return a(i, e) * b(e, j); }), beta, c(i, j));
-    });
+    const auto input = [](const Operand& x) { return matrix(static_cast<const double*>(x.data), x.ld, x.operation); };
+    return plain_product(handle, g.m, g.n, g.k, static_cast<const double*>(g.alpha), input(g.a), input(g.b),
+                         static_cast<const double*>(g.beta),
+                         matrix(static_cast<double*>(const_cast<void*>(g.c.data)), g.c.ld));
 }
 
 inline cublasStatus_t product(cublasHandle_t handle, const Gemm& g) {
@@ -278,49 +232,49 @@ cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t ta, cublasOperation
     return gemm_batches(handle, ta, tb, m, n, k, alpha, A, lda, 0, B, ldb, 0, beta, C, ldc, 0, 1);
 }
 template <class T>
-cublasStatus_t geam(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, const T* alpha,
-                    const T* A, int lda, const T* beta, const T* B, int ldb, T* C, int ldc) {
-    return for_each(handle, m, n, [alpha = scalar(handle, alpha), beta = scalar(handle, beta),
-                                   a = Matrix{A, lda, ta != CUBLAS_OP_N}, b = Matrix{B, ldb, tb != CUBLAS_OP_N},
-                                   c = Matrix{C, ldc}](int64_t i, int64_t j) {
+cublasStatus_t geam(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, const T* alpha_,
+                    const T* A, int lda, const T* beta_, const T* B, int ldb, T* C, int ldc) {
+    return for_each(handle, m, n, [alpha = scalar(handle, alpha_), beta = scalar(handle, beta_), a = matrix(A, lda, ta),
+                                   b = matrix(B, ldb, tb), c = matrix(C, ldc)](int64_t i, int64_t j) {
         c(i, j) = (alpha == 0 ? T{} : alpha * a(i, j)) + (beta == 0 ? T{} : beta * b(i, j));
     });
 }
 template <class T>
 cublasStatus_t gemv(cublasHandle_t handle, cublasOperation_t ta, int m, int n, const T* alpha, const T* A, int lda,
                     const T* x, int dx, const T* beta, T* y, int dy) {
-    const bool transposed = ta != CUBLAS_OP_N;
-    const int rows = transposed ? n : m, columns = transposed ? m : n;
-    return for_each(handle, rows, [=, alpha = scalar(handle, alpha), a = Matrix{A, lda, transposed},
-                                   v = Vector(x, columns, dx), beta = scalar(handle, beta),
-                                   w = Vector(y, rows, dy)](int64_t i) {
-        w[i] = combined(alpha, sum(columns, [&](int64_t k) { return double{a(i, k)} * v[k]; }), beta, w[i]);
-    });
+    if (ta != CUBLAS_OP_N) std::swap(m, n);
+    return plain_product(handle, m, 1, n, alpha, matrix(A, lda, ta), vector(x, n, dx), beta, vector(y, m, dy));
 }
 template <class T>
-cublasStatus_t axpy(cublasHandle_t handle, int n, const T* alpha, const T* x, int dx, T* y, int dy) {
-    return for_each(handle, n, [alpha = scalar(handle, alpha), v = Vector(x, n, dx),
-                                w = Vector(y, n, dy)](int64_t i) { w[i] += alpha * v[i]; });
+cublasStatus_t axpy(cublasHandle_t handle, int n, const T* alpha_, const T* x, int dx, T* y, int dy) {
+    return for_each(handle, n, 1, [alpha = scalar(handle, alpha_), v = vector(x, n, dx),
+                                   w = vector(y, n, dy)](int64_t i, int64_t) { w(i) += alpha * v(i); });
 }
-template <class T> cublasStatus_t scal(cublasHandle_t handle, int n, const T* alpha, T* x, int dx) {
-    return for_each(handle, n, [alpha = scalar(handle, alpha), v = Vector(x, n, dx)](int64_t i) { v[i] *= alpha; });
+template <class T> cublasStatus_t scal(cublasHandle_t handle, int n, const T* alpha_, T* x, int dx) {
+    return for_each(handle, n, 1, [alpha = scalar(handle, alpha_), v = vector(x, n, dx)](int64_t i, int64_t) {
+        v(i) *= alpha;
+    });
 }
 template <class T> cublasStatus_t copy(cublasHandle_t handle, int n, const T* x, int dx, T* y, int dy) {
-    return for_each(handle, n, [v = Vector(x, n, dx), w = Vector(y, n, dy)](int64_t i) { w[i] = v[i]; });
+    return for_each(handle, n, 1, [v = vector(x, n, dx), w = vector(y, n, dy)](int64_t i, int64_t) { w(i) = v(i); });
 }
 template <class T>
 cublasStatus_t dot(cublasHandle_t handle, int n, const T* x, int dx, const T* y, int dy, T* result) {
-    return evaluate(handle, result, [=, v = Vector(x, n, dx), w = Vector(y, n, dy)] {
-        return sum(n, [&](int64_t i) { return double{v[i]} * w[i]; });
+    return evaluate(handle, result, [=, v = vector(x, n, dx), w = vector(y, n, dy)] {
+        return sum(n, [&](int64_t i) { return double{v(i)} * w(i); });
     });
 }
 template <class T> cublasStatus_t nrm2(cublasHandle_t handle, int n, const T* x, int dx, T* result) {
-    return evaluate(handle, result, [=, v = Vector(x, n, dx)] {
-        return std::sqrt(sum(n, [&](int64_t i) { return double{v[i]} * v[i]; }));
+    return evaluate(handle, result, [=, v = vector(x, n, dx)] {
+        return std::sqrt(sum(n, [&](int64_t i) { return double{v(i)} * v(i); }));
     });
 }
 }  // namespace cuda_cpu
 
+inline constexpr auto& cublasSetMatrix = cuda_cpu::copy_matrix<cudaMemcpyHostToDevice>;
+inline constexpr auto& cublasGetMatrix = cuda_cpu::copy_matrix<cudaMemcpyDeviceToHost>;
+inline constexpr auto& cublasSetVector = cuda_cpu::copy_vector<cudaMemcpyHostToDevice>;
+inline constexpr auto& cublasGetVector = cuda_cpu::copy_vector<cudaMemcpyDeviceToHost>;
 #define CUDA_CPU_BLAS(name, function)                                 \
     inline constexpr auto& cublasS##name = cuda_cpu::function<float>; \
     inline constexpr auto& cublasD##name = cuda_cpu::function<double>;
