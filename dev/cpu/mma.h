@@ -4,7 +4,6 @@
 // of line g of each block. A line is a row, or with col_major a column. Loads have the access pattern of this layout.
 #pragma once
 
-#include "cuda_bf16.h"
 #include "ptx.h"
 
 namespace nvcuda::wmma {
@@ -156,12 +155,7 @@ void mma_sync(fragment<accumulator, M, N, K, D>& d, const fragment<matrix_a, M, 
         cuda_cpu_wmma::gather<T>(left, all(&Operand::a).data());
         cuda_cpu_wmma::gather<T>(right, all(&Operand::b).data());
         cuda_cpu_wmma::gather<C>(sums, all(&Operand::c).data());
-        for (unsigned i = 0; i < M; i++)
-            for (unsigned j = 0; j < N; j++)
-                for (unsigned step = 0; step < K; step++) {
-                    const unsigned k = step ^ (rounding.k_order % K);
-                    sums[i * N + j] += static_cast<Sum>(left[i * K + k] * right[k * N + j]);
-                }
+        add_product<M, N, K>(sums, left, right);
         cuda_cpu_wmma::gather<D>(sums, all(&Operand::d).data());
     });
 }

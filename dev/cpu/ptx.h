@@ -13,6 +13,7 @@
 
 #include "atomics.h"
 #include "cuda.h"
+#include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
@@ -267,12 +268,11 @@ inline unsigned atomic_inc(int* counter, unsigned last) {
 namespace cuda_cpu {
 // Operands of matrix products are bfloat16, or half precision in a program compiled with PRECISION_FP16.
 #ifdef PRECISION_FP16
-inline float lower_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair)); }
-inline float upper_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair >> 16)); }
+using Operand16 = __half;
 #else
-inline float lower_half(uint32_t pair) { return bits<float>(pair << 16); }
-inline float upper_half(uint32_t pair) { return bits<float>(pair & 0xffff0000u); }
+using Operand16 = __nv_bfloat16;
 #endif
+inline float lower_half(uint32_t pair) { return bits<Operand16>(static_cast<uint16_t>(pair)); }
 
 using Vector16 = float __attribute__((vector_size(64), may_alias));
 
@@ -284,16 +284,10 @@ inline void read_a_fragments(float (*a)[16], const uint32_t* const* registers) {
         for (unsigned i = 0; i < 4; i++) {
             float* pair = &a[g + i % 2 * 8][2 * t + i / 2 * 8];
             pair[0] = lower_half(registers[lane][i]);
-            pair[1] = upper_half(registers[lane][i]);
+            pair[1] = lower_half(registers[lane][i] >> 16);
         }
     }
 }
-
-struct MmaOperand {
-    float* d;
-    const uint32_t* a;
-    uint32_t b[2];
-};
 
 // Computes result (16 x columns) = a (16 x 16) b (16 x columns), 16 V columns at a time.
 template <unsigned V>
@@ -326,25 +320,60 @@ CUDA_CPU_NO_TSAN inline void add_to_accumulators(float* const* d_of_lane, const 
     }
 }
 
-CUDA_CPU_NO_TSAN inline void mma_of_warp(void* const* operands, unsigned lanes) {
-    require_all_lanes("mma_m16n8k16", lanes);
-    watch::tensor_flops(2 * 16 * 8 * 16);
-    float* d[lanes_of_warp];
-    const uint32_t* registers[lanes_of_warp];
-    alignas(64) float a[16][16], b[16][16] = {}, result[16 * 16];  // b and the result have 8 columns more than needed
+// sums (M x N) += a (M x K) b (K x N)
+template <unsigned M, unsigned N, unsigned K, class Sum, class Number>
+CUDA_CPU_NO_TSAN void add_product(Sum* sums, const Number* a, const Number* b) {
+    for (unsigned i = 0; i < M; i++)
+        for (unsigned step = 0; step < K; step++) {
+            const unsigned k = step ^ (rounding.k_order % K);
+            for (unsigned j = 0; j < N; j++) sums[i * N + j] += static_cast<Sum>(a[i * K + k] * b[k * N + j]);
+        }
+}
+
+// A lane's fragments of mma.m16n8kK, in registers. A register has 4 / sizeof(T) elements of T, or one tf32.
+struct MmaOperand {
+    const char* name;
+    uint32_t* d;
+    const uint32_t *a, *b, *c;
+};
+struct tf32 {};
+template <class T> constexpr unsigned mma_elements = std::is_same_v<T, tf32> ? 1 : 4 / sizeof(T);
+template <class T> using MmaNumber = std::conditional_t<std::is_integral_v<T>, int, float>;
+template <class T> CUDA_CPU_NO_TSAN MmaNumber<T> mma_number(const uint32_t* registers, unsigned i) {
+    const uint32_t word = registers[i / mma_elements<T>];
+    if constexpr (std::is_same_v<T, tf32>) return bits<float>(word & 0xffffe000u);
+    else if constexpr (sizeof(T) == 1) return static_cast<T>(word >> 8 * (i % 4));
+    else return bits<T>(static_cast<uint16_t>(word >> 16 * (i % 2)));
+}
+
+// d (16 x 8) = a (16 x K) b (K x 8) + c. Sum: float, half or int.
+template <class T, class Sum, unsigned K>
+CUDA_CPU_NO_TSAN void mma_of_warp(void* const* operands, unsigned lanes) {
+    constexpr unsigned elements = mma_elements<T>;
+    require_all_lanes(static_cast<MmaOperand*>(operands[__builtin_ctz(lanes)])->name, lanes);
+    watch::tensor_flops(2 * 16 * 8 * K);
+    MmaNumber<T> left[16][K], right[K][8], product[16][8] = {};
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         const MmaOperand& mine = *static_cast<MmaOperand*>(operands[lane]);
         const unsigned g = lane / 4, t = lane % 4;
-        d[lane] = mine.d;
-        registers[lane] = mine.a;
-        for (unsigned i = 0; i < 2; i++) {
-            b[2 * t + 8 * i][g] = lower_half(mine.b[i]);
-            b[2 * t + 8 * i + 1][g] = upper_half(mine.b[i]);
-        }
+        for (unsigned k = 0; k < K; k += 4 * elements)
+            for (unsigned e = 0; e < elements; e++) {
+                const unsigned column = k + t * elements + e, i = k / 4;   // i: of the first element in registers
+                left[g][column] = mma_number<T>(mine.a, 2 * i + e);
+                left[g + 8][column] = mma_number<T>(mine.a, 2 * i + elements + e);
+                right[column][g] = mma_number<T>(mine.b, i + e);
+            }
     }
-    read_a_fragments(a, registers);
-    multiply<1>(result, a, b[0], 16);
-    add_to_accumulators(d, result, 8, 16, true);
+    add_product<16, 8, K>(product[0], left[0], right[0]);
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        const MmaOperand& mine = *static_cast<MmaOperand*>(operands[lane]);
+        Sum sums[4];
+        memcpy(static_cast<void*>(sums), mine.c, sizeof(sums));
+        for (unsigned n = 0; n < 4; n++)
+            sums[n] = static_cast<Sum>(static_cast<MmaNumber<T>>(sums[n]) +
+                                       product[lane / 4 + n / 2 * 8][lane % 4 * 2 + n % 2]);
+        memcpy(mine.d, sums, sizeof(sums));
+    }
 }
 
 struct LdmatrixOperand {
@@ -406,8 +435,10 @@ inline void wait_for_copies(unsigned pending) {
 namespace cuda_cpu::ptx {
 inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     cuda_cpu::require_capability("mma_m16n8k16", 80);
-    cuda_cpu::MmaOperand mine{d, a, {b0, b1}};
-    cuda_cpu::full_warp_collective("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp);
+    const uint32_t b[2] = {b0, b1};
+    auto* const sums = reinterpret_cast<uint32_t*>(d);
+    cuda_cpu::MmaOperand mine{"mma_m16n8k16", sums, a, b, sums};
+    cuda_cpu::full_warp_collective("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp<cuda_cpu::Operand16, float, 16>);
 }
 
 CUDA_CPU_INSTRUCTION void ldmatrix(uint32_t (&r)[4], const void* row) {

@@ -19,7 +19,7 @@ namespace cuda_cpu {
 template <class To, class From> inline To bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "both types must have the same size");
     To to;
-    memcpy(&to, &from, sizeof(to));
+    memcpy(static_cast<void*>(&to), &from, sizeof(to));
     return to;
 }
 
