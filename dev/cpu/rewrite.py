@@ -52,6 +52,7 @@ NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are",
          **dict.fromkeys("cudaTextureObject_t cudaSurfaceObject_t cudaResourceDesc cudaTextureDesc cudaArray "
                          "cudaArray_t cudaMipmappedArray_t cudaChannelFormatDesc tex1D tex1Dfetch tex2D tex3D".split(),
                          "textures, surfaces and CUDA arrays are"),
+         **dict.fromkeys("cudaExtent cudaPitchedPtr cudaMemcpy3DParms".split(), "3D copies are"),
          **dict.fromkeys("cudaKernelNodeParams cudaMemcpyNodeParams cudaGraphAddKernelNode".split(),
                          "graphs that are not captured are"),
          **dict.fromkeys("cudaIpcMemHandle_t cudaIpcEventHandle_t".split(), "memory of other processes is"),

@@ -76,6 +76,15 @@ template <class T> struct Array {
     }
 };
 
+// Returns whether body() returns true in all threads of a block.
+template <class Body> static bool holds(dim3 block, Body body) {
+    Array<int> right(block.x * block.y * block.z);
+    run({1, block}, [=, right = right.data] {
+        right[threadIdx.x + block.x * (threadIdx.y + block.y * threadIdx.z)] = body();
+    });
+    return right.all_are(1);
+}
+
 // Runs this program with an argument and returns its output and exit code. before: start of the shell command.
 static std::pair<std::string, int> run_child(const std::string& argument, const std::string& before = "") {
     char self[4096] = "";
@@ -200,24 +209,21 @@ TEST("warps") {
           }));
     expect("shuffles in segments of 8 lanes and votes are correct", in_every_order([] {
               constexpr unsigned all = 0xffffffff;
-              Array<int> out(64);
-              run({1, dim3(16, 4)}, [out = out.data] {
+              return holds(dim3(16, 4), [] {
                   const unsigned t = threadIdx.x + 16 * threadIdx.y, place = t % 8;
                   const bool first = place == 0;
-                  out[t] = __shfl_sync(all, t, 3, 8) == t - place + 3 && __shfl_xor_sync(all, t, 5, 8) == (t ^ 5) &&
-                           __shfl_up_sync(all, t, 2, 8) == (place < 2 ? t : t - 2) &&
-                           __shfl_down_sync(all, t, 3, 8) == (place < 5 ? t + 3 : t) &&
-                           __ballot_sync(all, first) == 0x01010101 && __any_sync(all, first) &&
-                           !__all_sync(all, first) && __all_sync(all, t < 64);
+                  return __shfl_sync(all, t, 3, 8) == t - place + 3 && __shfl_xor_sync(all, t, 5, 8) == (t ^ 5) &&
+                         __shfl_up_sync(all, t, 2, 8) == (place < 2 ? t : t - 2) &&
+                         __shfl_down_sync(all, t, 3, 8) == (place < 5 ? t + 3 : t) &&
+                         __ballot_sync(all, first) == 0x01010101 && __any_sync(all, first) &&
+                         !__all_sync(all, first) && __all_sync(all, t < 64);
               });
-              return out.all_are(1);
           }));
 }
 
 // Returns whether reductions and matches of the lanes below 20, and barriers that count, are right.
 static bool collectives_are_right() {
-    Array<int> out(64);
-    run({1, 64}, [out = out.data] {
+    return holds(64, [] {
         const unsigned t = threadIdx.x, lane = t % 32, mask = 0xfffff;
         bool right = __syncthreads_count(t < 40) == 40 && __syncthreads_count(t == 63) == 1 &&
                      __syncthreads_or(t == 5) && !__syncthreads_or(t > 64) && __syncthreads_and(t < 64) &&
@@ -235,9 +241,8 @@ static bool collectives_are_right() {
                     __match_all_sync(mask, 7, &all_same) == mask && all_same &&
                     __match_all_sync(mask, lane / 19, &differ) == 0 && !differ;
         }
-        out[t] = right;
+        return right;
     });
-    return out.all_are(1);
 }
 // A thread waits in a loop for another one of its block.
 static bool a_waiting_thread_lets_others_run() {
@@ -257,8 +262,8 @@ TEST("collectives") {
 // Returns whether lanes that diverge see the lanes beside them: of both branches, and of a loop that they leave one by
 // one. The other half of the block waits at the barrier, or in a loop.
 static bool active_lanes_are_right(bool others_wait_in_a_loop) {
-    Array<int> out(64), flag(1);
-    run({1, 64}, [=, out = out.data, flag = flag.data] {
+    Array<int> flag(1);
+    return holds(64, [=, flag = flag.data] {
         const unsigned t = threadIdx.x, lane = t % 32;
         bool right = true;
         if (t < 32) {
@@ -271,9 +276,8 @@ static bool active_lanes_are_right(bool others_wait_in_a_loop) {
             while (atomicAdd(flag, 0) < 32) __nanosleep(100);
         }
         __syncthreads();
-        out[t] = right;
+        return right;
     });
-    return out.all_are(1);
 }
 
 namespace cg = cooperative_groups;
@@ -282,8 +286,7 @@ template <class Group> static int sum_by_shuffles(const Group& group, int x) {
     return group.shfl(x, 0);
 }
 static bool tiles_are_right() {
-    Array<int> out(96);
-    run({1, dim3(16, 6)}, [out = out.data] {
+    return holds(dim3(16, 6), [] {
         __shared__ int sums[6];
         const cg::thread_block block = cg::this_thread_block();
         const unsigned t = block.thread_rank(), place = t % 16;
@@ -307,14 +310,12 @@ static bool tiles_are_right() {
                     (place == 0 ? 0 : place - 1);
         if (place == 0) sums[t / 16] = static_cast<int>(t);
         cg::sync(block);
-        out[t] = right && sums[5] == 80;
+        return right && sums[5] == 80;
     });
-    return out.all_are(1);
 }
 // Groups of the lanes that are active, and of those with the same label.
 static bool parts_of_a_warp_are_right() {
-    Array<int> out(32);
-    run({1, 32}, [out = out.data] {
+    return holds(32, [] {
         const unsigned lane = threadIdx.x;
         const cg::coalesced_group labels = cg::labeled_partition(cg::coalesced_threads(), lane % 5);
         bool right = labels.size() == (lane % 5 < 2 ? 7 : 6) && labels.thread_rank() == lane / 5 &&
@@ -331,9 +332,8 @@ static bool parts_of_a_warp_are_right() {
                     pairs.shfl(lane, 0) == lane - lane / 3 % 2 * 3;
             active.sync();
         }
-        out[lane] = right;
+        return right;
     });
-    return out.all_are(1);
 }
 // Copies arrays of 64 elements to shared memory by cp.async (float4, float) and by loads (char), and reads them.
 template <class T> static bool groups_copy() {
@@ -351,31 +351,11 @@ template <class T> static bool groups_copy() {
     });
     return out.each([&](size_t t, const T& x) { return memcmp(&x, &in[t < 32 ? 31 - t : 95 - t], sizeof(T)) == 0; });
 }
-// Each thread copies 3 elements of 8 bytes, the last of which is filled with zeros.
-static bool primitives_copy() {
-    Array<double> in(96), out(96);
-    for (size_t i = 0; i < 96; i++) in[i] = static_cast<double>(i + 1);
-    run({1, 32}, [in = in.data, out = out.data] {
-        __shared__ double stage[3][32];
-        const unsigned t = threadIdx.x;
-        for (unsigned i = 0; i < 3; i++) {
-            __pipeline_memcpy_async(&stage[i][t], &in[i * 32 + t], 8, i == 2 ? 8 : 0);
-            __pipeline_commit();
-        }
-        __pipeline_wait_prior(1);
-        __syncthreads();
-        out[t] = stage[0][31 - t], out[32 + t] = stage[1][31 - t];
-        __pipeline_wait_prior(0);
-        out[64 + t] = stage[2][t];
-    });
-    return out.each([](size_t i, double x) { return x == (i < 32 ? 32. - i : i < 64 ? 96. - i : 0); });
-}
 // Reductions and scans of THREADS threads in a block of two dimensions, with 1 and with 3 values per thread.
 template <int THREADS> static bool cub_is_right() {
     constexpr int half = THREADS / 2, count = 3 * THREADS;
     const auto sum_below = [](int n) { return n * (n - 1) / 2; };
-    Array<int> out(THREADS);
-    run({1, dim3(half, 2)}, [=, out = out.data] {
+    return holds(dim3(half, 2), [=] {
         using Reduce = cub::BlockReduce<int, half, cub::BLOCK_REDUCE_WARP_REDUCTIONS, 2>;
         using Scan = cub::BlockScan<int, half, cub::BLOCK_SCAN_WARP_SCANS, 2>;
         using Best = cub::KeyValuePair<int, float>;
@@ -401,9 +381,8 @@ template <int THREADS> static bool cub_is_right() {
         right = right && results[0] == sum_below(3 * t) && results[2] == sum_below(3 * t + 2);
         __syncthreads();
         Scan(storage.scan).ExclusiveScan(t == 9 ? 50 : 1, result, -1, cub::Max());
-        out[t] = right && result == (t == 0 ? -1 : t <= 9 ? 1 : 50);
+        return right && result == (t == 0 ? -1 : t <= 9 ? 1 : 50);
     });
-    return out.all_are(1);
 }
 // Loads 4 elements per thread, of which the last 3 do not exist, and stores twice their value.
 template <cub::BlockLoadAlgorithm LOAD, cub::BlockStoreAlgorithm STORE> static bool cub_copies() {
@@ -428,8 +407,7 @@ template <cub::BlockLoadAlgorithm LOAD, cub::BlockStoreAlgorithm STORE> static b
            });
 }
 static bool cub_warps_are_right() {
-    Array<int> out(64);
-    run({1, 64}, [out = out.data] {
+    return holds(64, [] {
         using Reduce = cub::WarpReduce<int, 8>;
         using Scan = cub::WarpScan<int>;
         __shared__ Reduce::TempStorage reduce[8];
@@ -438,9 +416,8 @@ static bool cub_warps_are_right() {
         const int sum = Reduce(reduce[t / 8]).Sum(t), least = Reduce(reduce[t / 8]).Reduce(-t, cub::Min(), 5);
         int result = 0, total = 0;
         Scan(scan[t / 32]).ExclusiveSum(2, result, total);
-        out[t] = (t != first || (sum == 8 * first + 28 && least == -first - 4)) && result == 2 * lane && total == 64;
+        return (t != first || (sum == 8 * first + 28 && least == -first - 4)) && result == 2 * lane && total == 64;
     });
-    return out.all_are(1);
 }
 TEST("cub") {
     if (WARP_SIZE == 1) return;
@@ -639,7 +616,6 @@ TEST("groups") {
     expect("groups copy arrays to shared memory", in_every_order([] {
                return groups_copy<float4>() && groups_copy<float>() && groups_copy<char>();
            }));
-    expect("copies of 8 bytes complete at __pipeline_wait_prior", in_every_order(primitives_copy));
 }
 
 // ==== errors that end the program, and workers ==========================================================
@@ -815,38 +791,24 @@ static bool rows_are_copied() {
     return right && cudaFree(matrix) == cudaSuccess && cudaFreeHost(host) == cudaSuccess;
 }
 
-// Copies slices of rows, registers memory, and calls back from a stream.
-static bool slices_are_copied() {
-    float numbers[2][2][3] = {{{1, 2, 3}, {4, 5, 6}}, {{7, 8, 9}, {10, 11, 12}}}, back[2][3] = {};
-    cudaPitchedPtr device{};
-    const cudaExtent all = make_cudaExtent(12, 2, 2);
-    cudaMemcpy3DParms in{}, out{};
-    bool right = cudaMalloc3D(&device, all) == cudaSuccess && device.pitch % 256 == 0 && device.ysize == 2;
-    in.srcPtr = make_cudaPitchedPtr(numbers, 12, 3, 2);
-    in.dstPtr = out.srcPtr = device;
-    in.extent = all;
-    in.kind = cudaMemcpyHostToDevice;
-    out.srcPos = make_cudaPos(4, 0, 1);
-    out.dstPtr = make_cudaPitchedPtr(back, 12, 3, 2);
-    out.extent = make_cudaExtent(8, 2, 1);
-    out.kind = cudaMemcpyDeviceToHost;
-    right = right && cudaMemcpy3D(&in) == cudaSuccess && cudaMemcpy3D(&out) == cudaSuccess && back[0][0] == 8 &&
-            back[0][1] == 9 && back[0][2] == 0 && back[1][0] == 11 && cudaMemset3D(device, 0, all) == cudaSuccess &&
-            cudaMemcpy3D(&out) == cudaSuccess && back[0][0] == 0 && back[1][1] == 0;
+// Registers memory; the pointers' kinds are known.
+static bool memory_is_registered() {
+    const Array<float> device(1);
     std::vector<float> host(4, 7);
     float* mapped = nullptr;
     cudaPointerAttributes of_device, of_host, of_stack;
-    right = right && cudaHostGetDevicePointer(&mapped, host.data(), 0) == cudaErrorInvalidValue &&
-            cudaHostRegister(host.data(), 16, cudaHostRegisterMapped) == cudaSuccess &&
-            cudaHostRegister(host.data(), 16, 0) == cudaErrorHostMemoryAlreadyRegistered &&
-            cudaHostGetDevicePointer(&mapped, host.data(), 0) == cudaSuccess && mapped == host.data() &&
-            cudaPointerGetAttributes(&of_device, device.ptr) == cudaSuccess && of_device.type == cudaMemoryTypeDevice &&
-            cudaPointerGetAttributes(&of_host, mapped) == cudaSuccess && of_host.type == cudaMemoryTypeHost &&
-            cudaPointerGetAttributes(&of_stack, &of_host) == cudaSuccess &&
-            of_stack.type == cudaMemoryTypeUnregistered && cudaHostUnregister(host.data()) == cudaSuccess &&
-            cudaHostUnregister(host.data()) == cudaErrorHostMemoryNotRegistered;
+    const bool right =
+        cudaHostGetDevicePointer(&mapped, host.data(), 0) == cudaErrorInvalidValue &&
+        cudaHostRegister(host.data(), 16, cudaHostRegisterMapped) == cudaSuccess &&
+        cudaHostRegister(host.data(), 16, 0) == cudaErrorHostMemoryAlreadyRegistered &&
+        cudaHostGetDevicePointer(&mapped, host.data(), 0) == cudaSuccess && mapped == host.data() &&
+        cudaPointerGetAttributes(&of_device, device.data) == cudaSuccess && of_device.type == cudaMemoryTypeDevice &&
+        cudaPointerGetAttributes(&of_host, mapped) == cudaSuccess && of_host.type == cudaMemoryTypeHost &&
+        cudaPointerGetAttributes(&of_stack, &of_host) == cudaSuccess && of_stack.type == cudaMemoryTypeUnregistered &&
+        cudaHostUnregister(host.data()) == cudaSuccess &&
+        cudaHostUnregister(host.data()) == cudaErrorHostMemoryNotRegistered;
     cudaGetLastError();
-    return right && cudaFree(device.ptr) == cudaSuccess;
+    return right;
 }
 
 // Limits, flags, attributes and peers: what is set is returned, and what one device cannot do is an error.
@@ -934,7 +896,7 @@ TEST("host") {
                cudaGetLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaSuccess);
     expect("variables are copied within their bounds, and have an address and a size", symbols_are_copied());
     expect("rows are copied and set, with a pitch; pinned memory has an address on the device", rows_are_copied());
-    expect("slices are copied and set; memory can be registered, and pointers tell their kind", slices_are_copied());
+    expect("memory can be registered, and pointers tell their kind", memory_is_registered());
     expect("limits, flags and attributes of device and kernel are returned; callbacks run", device_is_described());
     expect("cudaLaunchKernel and cudaLaunchHostFunc run; queries return when they have", launches_by_address());
     cudaDeviceProp p;
@@ -1661,7 +1623,7 @@ static bool ldmatrix_loads() {
     });
 }
 
-// Copies three groups of two chunks per thread; the last group is not valid and so writes zeros. Reads them when up to
+// Copies three groups of two chunks per thread, by both functions for it; the last group is not valid and so writes zeros. Reads them when up to
 // `pending` groups may be pending. Returns each group's number of chunks that had not been copied.
 template <int pending> static std::array<int, 3> missing_copies() {
     Array<int4> in(64 * 6), out(64 * 6);
@@ -1670,8 +1632,9 @@ template <int pending> static std::array<int, 3> missing_copies() {
         int4* to = reinterpret_cast<int4*>(dynamic_shared_memory) + threadIdx.x * 6;
         for (int i = 0; i < 6; i++) to[i] = make_int4(-1, -1, -1, -1);
         for (int i = 0; i < 6; i++) {
-            cp_async(to + i, in + threadIdx.x * 6 + i, i < 4);
-            if (i % 2 == 1) cp_async_commit();
+            const int4* from = in + threadIdx.x * 6 + i;
+            if (i % 2 == 0) cp_async(to + i, from, i < 4);
+            else __pipeline_memcpy_async(to + i, from, 16, i < 4 ? 0 : 16), __pipeline_commit();
         }
         cp_async_wait<pending>();
         for (int i = 0; i < 6; i++) out[threadIdx.x * 6 + i] = to[i];
@@ -2372,7 +2335,7 @@ TEST("cards") {
            child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
                        "CUDA_CPU_CARD=h900"));
     expect("symbols and rows are copied on an emulated GPU, and launches by address run", on("h100", [] {
-              const auto all = [] { return symbols_are_copied() && rows_are_copied() && slices_are_copied() &&
+              const auto all = [] { return symbols_are_copied() && rows_are_copied() && memory_is_registered() &&
                                                launches_by_address() && blas_is_right<float>(); };
               return under_seeds(1, 8, all);
           }));
