@@ -419,22 +419,18 @@ __attribute__((noinline)) cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_
 }
 
 namespace cuda_cpu {
+// arguments: the address of each argument.
 template <class... Parameters, size_t... numbers>
-inline cudaError_t launch_with(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...), void** arguments,
-                               std::index_sequence<numbers...>) {
+inline cudaError_t launch_by_address(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...), void** arguments,
+                                     std::index_sequence<numbers...>) {
     return cudaLaunchKernelEx(&config, kernel, *static_cast<std::decay_t<Parameters>*>(arguments[numbers])...);
 }
-template <class... Parameters>
-inline cudaError_t launch_by_address(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...),
-                                     void** arguments) {
-    return launch_with(config, kernel, arguments, std::index_sequence_for<Parameters...>());
-}
 }  // namespace cuda_cpu
-// arguments: the address of each argument.
 template <class... Parameters>
 inline cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
                                     size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
-    return cuda_cpu::launch_by_address({grid, block, shared_bytes, stream, nullptr, 0}, kernel, arguments);
+    return cuda_cpu::launch_by_address({grid, block, shared_bytes, stream, nullptr, 0}, kernel, arguments,
+                                       std::index_sequence_for<Parameters...>());
 }
 // A pointer without the parameters' types is not enough here. rewrite.py removes a cast from the call's first argument.
 cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) = delete;
@@ -889,16 +885,9 @@ struct cudaMemLocation {
     cudaMemLocationType type;
     int id;
 };
-inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, int, cudaStream_t = nullptr) { return cudaSuccess; }
-inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, cudaMemLocation, unsigned, cudaStream_t = nullptr) {
-    return cudaSuccess;
-}
-inline cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, int) { return cudaSuccess; }
-inline cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, cudaMemLocation) { return cudaSuccess; }
-template <class T>
-inline cudaError_t cudaStreamAttachMemAsync(cudaStream_t, T*, size_t = 0, unsigned = cudaMemAttachSingle) {
-    return cudaSuccess;
-}
+template <class... Hint> inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, Hint...) { return cudaSuccess; }
+template <class... Hint> inline cudaError_t cudaMemAdvise(const void*, size_t, Hint...) { return cudaSuccess; }
+template <class... Hint> inline cudaError_t cudaStreamAttachMemAsync(cudaStream_t, Hint...) { return cudaSuccess; }
 
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 struct cudaPointerAttributes {
@@ -941,20 +930,12 @@ inline cudaError_t copy_symbol(const T& symbol, size_t bytes, size_t offset, cud
 }  // namespace cuda_cpu
 
 template <class Pointer, class T> inline cudaError_t cudaGetSymbolAddress(Pointer** address, const T& symbol) {
-    char* place = nullptr;
-    const cudaError_t error = cuda_cpu::find_symbol(&place, symbol, 0, 0);
-    return error != cudaSuccess ? error : cuda_cpu::set_result(address, reinterpret_cast<Pointer*>(place));
+    return cuda_cpu::find_symbol(reinterpret_cast<char**>(address), symbol, 0, 0);
 }
 template <class T> inline cudaError_t cudaGetSymbolSize(size_t* bytes, const T& symbol) {
     char* place = nullptr;
-    const cudaError_t error = cuda_cpu::find_symbol(&place, symbol, 0, 0);
-    return error != cudaSuccess ? error : cuda_cpu::set_result(bytes, sizeof(T));
-}
-template <class T>
-inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes, size_t offset = 0,
-                                      cudaMemcpyKind kind = cudaMemcpyHostToDevice) {
-    return cuda_cpu::copy_symbol(symbol, bytes, offset, kind, cudaMemcpyDeviceToHost,
-                                 [=](char* to) { return cudaMemcpy(to, from, bytes, kind); });
+    *bytes = sizeof(T);
+    return cuda_cpu::find_symbol(&place, symbol, 0, 0);
 }
 template <class T>
 inline cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, size_t bytes, size_t offset = 0,
@@ -964,17 +945,20 @@ inline cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, si
                                  [=](char* to) { return cudaMemcpyAsync(to, from, bytes, kind, stream); });
 }
 template <class T>
-inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t offset = 0,
-                                        cudaMemcpyKind kind = cudaMemcpyDeviceToHost) {
-    return cuda_cpu::copy_symbol(symbol, bytes, offset, kind, cudaMemcpyHostToDevice,
-                                 [=](const char* from) { return cudaMemcpy(to, from, bytes, kind); });
-}
-template <class T>
 inline cudaError_t cudaMemcpyFromSymbolAsync(void* to, const T& symbol, size_t bytes, size_t offset = 0,
                                              cudaMemcpyKind kind = cudaMemcpyDeviceToHost,
                                              cudaStream_t stream = nullptr) {
     return cuda_cpu::copy_symbol(symbol, bytes, offset, kind, cudaMemcpyHostToDevice,
                                  [=](const char* from) { return cudaMemcpyAsync(to, from, bytes, kind, stream); });
+}
+// more: offset and kind.
+template <class T, class... More>
+inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes, More... more) {
+    return cuda_cpu::blocking([&] { return cudaMemcpyToSymbolAsync(symbol, from, bytes, more...); });
+}
+template <class T, class... More>
+inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, More... more) {
+    return cuda_cpu::blocking([&] { return cudaMemcpyFromSymbolAsync(to, symbol, bytes, more...); });
 }
 
 // ==== streams and events ================================================================================
@@ -1435,9 +1419,10 @@ inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* threads, K
 }
 
 // Launches a kernel whose blocks can wait for each other: all must be resident at once.
-template <class Kernel>
-inline cudaError_t cudaLaunchCooperativeKernel(Kernel* kernel, dim3 grid, dim3 block, void** arguments,
-                                               size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+template <class... Parameters>
+inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                               void** arguments, size_t shared_bytes = 0,
+                                               cudaStream_t stream = nullptr) {
     using namespace cuda_cpu;
     int blocks = 0, processors = 0;
     const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
@@ -1446,7 +1431,8 @@ inline cudaError_t cudaLaunchCooperativeKernel(Kernel* kernel, dim3 grid, dim3 b
     if (error == cudaSuccess && card() != nullptr && uint64_t{grid.x} * grid.y * grid.z > uint64_t(blocks) * processors)
         return report(cudaErrorCooperativeLaunchTooLarge);
     cudaLaunchAttribute cooperative{cudaLaunchAttributeCooperative, {1}};
-    return launch_by_address({grid, block, shared_bytes, stream, &cooperative, 1}, kernel, arguments);
+    return launch_by_address({grid, block, shared_bytes, stream, &cooperative, 1}, kernel, arguments,
+                             std::index_sequence_for<Parameters...>());
 }
 cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) =
     delete;
