@@ -6,40 +6,23 @@
 
 #include "cublasLt.h"
 
-enum cublasPointerMode_t { CUBLAS_POINTER_MODE_HOST, CUBLAS_POINTER_MODE_DEVICE };
 enum cublasMath_t {
     CUBLAS_DEFAULT_MATH, CUBLAS_TENSOR_OP_MATH, CUBLAS_PEDANTIC_MATH, CUBLAS_TF32_TENSOR_OP_MATH,
     CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 };
 enum cublasGemmAlgo_t : int { CUBLAS_GEMM_DFALT = -1, CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 };
 
-struct cublasContext {
-    cudaStream_t stream = nullptr;
-    cublasPointerMode_t pointer_mode = CUBLAS_POINTER_MODE_HOST;
-    cublasMath_t math = CUBLAS_DEFAULT_MATH;  // has no effect: sums are float
-};
+struct cublasContext { cudaStream_t stream = nullptr; };
 using cublasHandle_t = cublasContext*;
 
 inline cublasStatus_t cublasCreate(cublasHandle_t* handle) { return cuda_cpu::create(handle); }
 inline cublasStatus_t cublasDestroy(cublasHandle_t handle) { return cuda_cpu::destroy(handle); }
-inline cublasStatus_t cublasGetVersion(cublasHandle_t, int* version) {
-    *version = static_cast<int>(cublasLtGetVersion());
-    return CUBLAS_STATUS_SUCCESS;
+inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
+    if (handle != nullptr) handle->stream = stream;
+    return handle != nullptr ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;
 }
-#define CUDA_CPU_SETTING(Name, Type, member)                                                                     \
-    inline cublasStatus_t cublasSet##Name(cublasHandle_t handle, Type value) {                                   \
-        if (handle != nullptr) handle->member = value;                                                           \
-        return handle != nullptr ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;                        \
-    }                                                                                                            \
-    inline cublasStatus_t cublasGet##Name(cublasHandle_t handle, Type* value) {                                  \
-        if (handle != nullptr) *value = handle->member;                                                          \
-        return handle != nullptr ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;                        \
-    }
-CUDA_CPU_SETTING(Stream, cudaStream_t, stream)
-CUDA_CPU_SETTING(PointerMode, cublasPointerMode_t, pointer_mode)
-CUDA_CPU_SETTING(MathMode, cublasMath_t, math)
-#undef CUDA_CPU_SETTING
-inline cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
+// Sums are always float.
+inline cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
 
 namespace cuda_cpu {
 // Copies between host and device: `size` bytes an element, distances in elements.
@@ -70,16 +53,6 @@ template <class T> Elements<T> vector(T* data, int n, int step) {
     return {step < 0 ? data + int64_t{1 - n} * step : data, step, 0};
 }
 
-// Returns alpha or beta, which may be in device memory.
-template <class T> inline T scalar(cublasHandle_t handle, const T* place) {
-    if (handle == nullptr) return {};   // the call returns an error
-    if (handle->pointer_mode == CUBLAS_POINTER_MODE_HOST) return *place;
-    T value;
-    cudaMemcpyAsync(&value, place, sizeof(T), cudaMemcpyDeviceToHost, handle->stream);
-    cudaStreamSynchronize(handle->stream);
-    return value;
-}
-
 // ---- work in the handle's stream
 
 // Calls f(i, j) for each element of a matrix.
@@ -95,26 +68,14 @@ template <class F> inline cublasStatus_t for_each(cublasHandle_t handle, int m, 
     const cudaError_t error = is_deferred(handle->stream) ? submit(handle->stream, operation) : operation();
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
-// Sets *result, in host or device memory, to f().
-template <class T, class F> inline cublasStatus_t evaluate(cublasHandle_t handle, T* result, F f) {
-    const cublasStatus_t status = for_each(handle, 1, 1, [=](int64_t, int64_t) { *result = static_cast<T>(f()); });
-    if (status != CUBLAS_STATUS_SUCCESS || handle->pointer_mode == CUBLAS_POINTER_MODE_DEVICE) return status;
-    return cudaStreamSynchronize(handle->stream) == cudaSuccess ? status : CUBLAS_STATUS_EXECUTION_FAILED;
-}
-// Returns the sum of f(k) for k < n.
-template <class F> inline double sum(int64_t n, F f) {
-    double total = 0;
-    for (int64_t k = 0; k < n; k++) total += f(k);
-    return total;
-}
 // c (m, n) = alpha a (m, k) b (k, n) + beta c. c may be NaN if beta is 0.
 template <class T>
 cublasStatus_t plain_product(cublasHandle_t handle, int m, int n, int k, const T* alpha_, Elements<const T> a,
                              Elements<const T> b, const T* beta_, Elements<T> c) {
-    return for_each(handle, m, n, [=, alpha = scalar(handle, alpha_), beta = scalar(handle, beta_)](int64_t i,
-                                                                                                    int64_t j) {
-        const double product = sum(k, [&](int64_t e) { return double{a(i, e)} * b(e, j); });
-        c(i, j) = static_cast<T>(alpha * product) + (beta == 0 ? T{} : beta * c(i, j));
+    return for_each(handle, m, n, [=, alpha = *alpha_, beta = *beta_](int64_t i, int64_t j) {
+        double sum = 0;
+        for (int64_t e = 0; e < k; e++) sum += double{a(i, e)} * b(e, j);
+        c(i, j) = static_cast<T>(alpha * sum) + (beta == 0 ? T{} : beta * c(i, j));
     });
 }
 
@@ -161,9 +122,8 @@ inline cublasStatus_t product(cublasHandle_t handle, const Gemm& g) {
     if (g.m == 0 || g.n == 0) return CUBLAS_STATUS_SUCCESS;
     if (g.compute.value == CUBLAS_COMPUTE_64F) return double_product(handle, g);
     const auto number = [=](const void* value) {
-        return g.compute.value == CUBLAS_COMPUTE_16F
-                   ? static_cast<float>(scalar(handle, static_cast<const __half*>(value)))
-                   : scalar(handle, static_cast<const float*>(value));
+        return g.compute.value == CUBLAS_COMPUTE_16F ? static_cast<float>(*static_cast<const __half*>(value))
+                                                     : *static_cast<const float*>(value);
     };
     const auto layout = [&](const Operand& x, int m, int n) {
         const bool plain = x.operation == CUBLAS_OP_N;
@@ -212,12 +172,10 @@ inline cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t ta, 
                                       type_c, ldc, 0, 1, compute, algorithm);
 }
 
-// ---- functions for float, double and half precision
+// ---- functions for float and double
 
 namespace cuda_cpu {
-template <class T> constexpr cudaDataType_t data_type = std::is_same_v<T, double> ? CUDA_R_64F
-                                                        : std::is_same_v<T, float> ? CUDA_R_32F
-                                                                                   : CUDA_R_16F;
+template <class T> constexpr cudaDataType_t data_type = std::is_same_v<T, double> ? CUDA_R_64F : CUDA_R_32F;
 template <class T>
 cublasStatus_t gemm_batches(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
                             const T* alpha, const T* A, int lda, long long step_a, const T* B, int ldb,
@@ -234,7 +192,7 @@ cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t ta, cublasOperation
 template <class T>
 cublasStatus_t geam(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, const T* alpha_,
                     const T* A, int lda, const T* beta_, const T* B, int ldb, T* C, int ldc) {
-    return for_each(handle, m, n, [alpha = scalar(handle, alpha_), beta = scalar(handle, beta_), a = matrix(A, lda, ta),
+    return for_each(handle, m, n, [alpha = *alpha_, beta = *beta_, a = matrix(A, lda, ta),
                                    b = matrix(B, ldb, tb), c = matrix(C, ldc)](int64_t i, int64_t j) {
         c(i, j) = (alpha == 0 ? T{} : alpha * a(i, j)) + (beta == 0 ? T{} : beta * b(i, j));
     });
@@ -247,26 +205,12 @@ cublasStatus_t gemv(cublasHandle_t handle, cublasOperation_t ta, int m, int n, c
 }
 template <class T>
 cublasStatus_t axpy(cublasHandle_t handle, int n, const T* alpha_, const T* x, int dx, T* y, int dy) {
-    return for_each(handle, n, 1, [alpha = scalar(handle, alpha_), v = vector(x, n, dx),
+    return for_each(handle, n, 1, [alpha = *alpha_, v = vector(x, n, dx),
                                    w = vector(y, n, dy)](int64_t i, int64_t) { w(i) += alpha * v(i); });
 }
 template <class T> cublasStatus_t scal(cublasHandle_t handle, int n, const T* alpha_, T* x, int dx) {
-    return for_each(handle, n, 1, [alpha = scalar(handle, alpha_), v = vector(x, n, dx)](int64_t i, int64_t) {
+    return for_each(handle, n, 1, [alpha = *alpha_, v = vector(x, n, dx)](int64_t i, int64_t) {
         v(i) *= alpha;
-    });
-}
-template <class T> cublasStatus_t copy(cublasHandle_t handle, int n, const T* x, int dx, T* y, int dy) {
-    return for_each(handle, n, 1, [v = vector(x, n, dx), w = vector(y, n, dy)](int64_t i, int64_t) { w(i) = v(i); });
-}
-template <class T>
-cublasStatus_t dot(cublasHandle_t handle, int n, const T* x, int dx, const T* y, int dy, T* result) {
-    return evaluate(handle, result, [=, v = vector(x, n, dx), w = vector(y, n, dy)] {
-        return sum(n, [&](int64_t i) { return double{v(i)} * w(i); });
-    });
-}
-template <class T> cublasStatus_t nrm2(cublasHandle_t handle, int n, const T* x, int dx, T* result) {
-    return evaluate(handle, result, [=, v = vector(x, n, dx)] {
-        return std::sqrt(sum(n, [&](int64_t i) { return double{v(i)} * v(i); }));
     });
 }
 }  // namespace cuda_cpu
@@ -280,12 +224,7 @@ inline constexpr auto& cublasGetVector = cuda_cpu::copy_vector<cudaMemcpyDeviceT
     inline constexpr auto& cublasD##name = cuda_cpu::function<double>;
 CUDA_CPU_BLAS(axpy, axpy)
 CUDA_CPU_BLAS(scal, scal)
-CUDA_CPU_BLAS(copy, copy)
-CUDA_CPU_BLAS(dot, dot)
-CUDA_CPU_BLAS(nrm2, nrm2)
 CUDA_CPU_BLAS(gemv, gemv)
 CUDA_CPU_BLAS(gemm, gemm)
 CUDA_CPU_BLAS(gemmStridedBatched, gemm_batches)
 CUDA_CPU_BLAS(geam, geam)
-inline constexpr auto& cublasHgemm = cuda_cpu::gemm<__half>;
-inline constexpr auto& cublasHgemmStridedBatched = cuda_cpu::gemm_batches<__half>;

@@ -62,8 +62,10 @@ NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are",
                          "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan "
                          "DeviceSegmentedReduce DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(),
                          "device-wide CUB is"),
-         **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockMergeSort "
-                         "BlockRadixSort BlockShuffle WarpExchange WarpMergeSort".split(), "this part of CUB is")}
+         **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockLoad "
+                         "BlockMergeSort BlockRadixSort BlockShuffle BlockStore WarpExchange WarpMergeSort".split(),
+                         "this part of CUB is"),
+         **dict.fromkeys("labeled_partition binary_partition".split(), "groups of threads with the same label are")}
 
 # included files of dev/cpu whose names a pattern of HEADERS includes
 PROVIDED = {"cub/cub.cuh", "cuda/atomic", "cuda/pipeline"}

@@ -1,4 +1,4 @@
-// CUB's primitives of warps and blocks: reductions, scans, loads and stores. (rewrite.py includes this file for the
+// CUB's reductions and scans of warps and blocks. (rewrite.py includes this file for the
 // parts of cub, too.) They use shuffles and shared memory as CUB's default algorithms do; an algorithm that the
 // template arguments name selects only the order in which BlockLoad and BlockStore access memory.
 #pragma once
@@ -10,24 +10,6 @@ using Sum = std::plus<>;
 struct Max { template <class T> T operator()(const T& x, const T& y) const { return x < y ? y : x; } };
 struct Min { template <class T> T operator()(const T& x, const T& y) const { return y < x ? y : x; } };
 struct NullType {};
-
-template <class K, class V> struct KeyValuePair {
-    using Key = K;
-    using Value = V;
-    K key;
-    V value;
-};
-// Of equal values the one with the lower key wins.
-struct ArgMax {
-    template <class P> P operator()(const P& x, const P& y) const {
-        return x.value < y.value || (x.value == y.value && y.key < x.key) ? y : x;
-    }
-};
-struct ArgMin {
-    template <class P> P operator()(const P& x, const P& y) const {
-        return y.value < x.value || (x.value == y.value && y.key < x.key) ? y : x;
-    }
-};
 
 // The result is valid in lane 0 of each logical warp.
 template <class T, int LANES = 32, int = 0> class WarpReduce {
@@ -215,60 +197,4 @@ private:
     }
 };
 
-enum BlockLoadAlgorithm {
-    BLOCK_LOAD_DIRECT, BLOCK_LOAD_STRIPED, BLOCK_LOAD_VECTORIZE, BLOCK_LOAD_TRANSPOSE, BLOCK_LOAD_WARP_TRANSPOSE,
-    BLOCK_LOAD_WARP_TRANSPOSE_TIMESLICED
-};
-enum BlockStoreAlgorithm {
-    BLOCK_STORE_DIRECT, BLOCK_STORE_STRIPED, BLOCK_STORE_VECTORIZE, BLOCK_STORE_TRANSPOSE, BLOCK_STORE_WARP_TRANSPOSE,
-    BLOCK_STORE_WARP_TRANSPOSE_TIMESLICED
-};
-
-// The places of a thread's elements: consecutive (striped: with a stride of the block). A transposition accesses memory
-// in stripes and exchanges the elements in shared memory.
-template <class T, int THREADS, int ITEMS, bool STRIPED, bool TRANSPOSES>
-class cuda_cpu_transfer : public cuda_cpu_primitive<T, TRANSPOSES ? THREADS * ITEMS : 1> {
-protected:
-    using cuda_cpu_primitive<T, TRANSPOSES ? THREADS * ITEMS : 1>::cuda_cpu_primitive;
-    static int place(int i, bool in_stripes = STRIPED || TRANSPOSES) {
-        const int rank = cuda_cpu_transfer::rank();
-        return in_stripes ? i * THREADS + rank : rank * ITEMS + i;
-    }
-    T& stored(int place) const { return this->storage_[TRANSPOSES ? place : 0]; }
-};
-
-template <class T, int X, int ITEMS, BlockLoadAlgorithm ALGORITHM = BLOCK_LOAD_DIRECT, int Y = 1, int Z = 1, int = 0>
-class BlockLoad : public cuda_cpu_transfer<T, X * Y * Z, ITEMS, ALGORITHM == BLOCK_LOAD_STRIPED,
-                                           ALGORITHM >= BLOCK_LOAD_TRANSPOSE> {
-public:
-    using BlockLoad::cuda_cpu_transfer::cuda_cpu_transfer;
-
-    // Elements from `valid` on keep their value, or become the default.
-    template <class Pointer, class... Default>
-    void Load(Pointer from, T (&items)[ITEMS], int valid = X * Y * Z * ITEMS, Default... otherwise) const {
-        constexpr bool TRANSPOSES = ALGORITHM >= BLOCK_LOAD_TRANSPOSE;
-        ((void)std::fill_n(items, ITEMS, static_cast<T>(otherwise)), ...);
-        for (int i = 0; i < ITEMS; i++)
-            if (const int at = this->place(i); at < valid) (TRANSPOSES ? this->stored(at) : items[i]) = from[at];
-        if (!TRANSPOSES) return;
-        __syncthreads();
-        for (int i = 0; i < ITEMS; i++)
-            if (const int at = this->place(i, false); at < valid) items[i] = this->stored(at);
-    }
-};
-
-template <class T, int X, int ITEMS, BlockStoreAlgorithm ALGORITHM = BLOCK_STORE_DIRECT, int Y = 1, int Z = 1, int = 0>
-class BlockStore : public cuda_cpu_transfer<T, X * Y * Z, ITEMS, ALGORITHM == BLOCK_STORE_STRIPED,
-                                            ALGORITHM >= BLOCK_STORE_TRANSPOSE> {
-public:
-    using BlockStore::cuda_cpu_transfer::cuda_cpu_transfer;
-
-    template <class Pointer> void Store(Pointer to, T (&items)[ITEMS], int valid = X * Y * Z * ITEMS) const {
-        constexpr bool TRANSPOSES = ALGORITHM >= BLOCK_STORE_TRANSPOSE;
-        for (int i = 0; TRANSPOSES && i < ITEMS; i++) this->stored(this->place(i, false)) = items[i];
-        if (TRANSPOSES) __syncthreads();
-        for (int i = 0; i < ITEMS; i++)
-            if (const int at = this->place(i); at < valid) to[at] = TRANSPOSES ? this->stored(at) : items[i];
-    }
-};
 }  // namespace cub
