@@ -1286,30 +1286,20 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     A(MaxBlockDimY, 3, maxThreadsDim[1]) A(MaxBlockDimZ, 4, maxThreadsDim[2]) A(MaxGridDimX, 5, maxGridSize[0])       \
     A(MaxGridDimY, 6, maxGridSize[1]) A(MaxGridDimZ, 7, maxGridSize[2])                                               \
     A(MaxSharedMemoryPerBlock, 8, sharedMemPerBlock) A(TotalConstantMemory, 9, totalConstMem)                         \
-    A(WarpSize, 10, warpSize) A(MaxPitch, 11, memPitch) A(MaxRegistersPerBlock, 12, regsPerBlock)                     \
-    A(ClockRate, 13, clockRate) A(TextureAlignment, 14, textureAlignment) A(GpuOverlap, 15, deviceOverlap)            \
-    A(MultiProcessorCount, 16, multiProcessorCount) A(KernelExecTimeout, 17, kernelExecTimeoutEnabled)                \
-    A(Integrated, 18, integrated) A(CanMapHostMemory, 19, canMapHostMemory) A(ComputeMode, 20, computeMode)           \
-    A(ConcurrentKernels, 31, concurrentKernels) A(EccEnabled, 32, ECCEnabled) A(PciBusId, 33, pciBusID)               \
-    A(PciDeviceId, 34, pciDeviceID) A(TccDriver, 35, tccDriver) A(MemoryClockRate, 36, memoryClockRate)               \
+    A(WarpSize, 10, warpSize) A(MaxRegistersPerBlock, 12, regsPerBlock) A(ClockRate, 13, clockRate)                   \
+    A(GpuOverlap, 15, deviceOverlap) A(MultiProcessorCount, 16, multiProcessorCount) A(Integrated, 18, integrated)    \
+    A(CanMapHostMemory, 19, canMapHostMemory) A(ComputeMode, 20, computeMode)                                         \
+    A(ConcurrentKernels, 31, concurrentKernels) A(MemoryClockRate, 36, memoryClockRate)                               \
     A(GlobalMemoryBusWidth, 37, memoryBusWidth) A(L2CacheSize, 38, l2CacheSize)                                       \
     A(MaxThreadsPerMultiProcessor, 39, maxThreadsPerMultiProcessor) A(AsyncEngineCount, 40, asyncEngineCount)         \
-    A(UnifiedAddressing, 41, unifiedAddressing) A(PciDomainId, 50, pciDomainID) A(ComputeCapabilityMajor, 75, major)  \
+    A(UnifiedAddressing, 41, unifiedAddressing) A(ComputeCapabilityMajor, 75, major)                                  \
     A(ComputeCapabilityMinor, 76, minor) A(StreamPrioritiesSupported, 78, streamPrioritiesSupported)                  \
-    A(GlobalL1CacheSupported, 79, globalL1CacheSupported) A(LocalL1CacheSupported, 80, localL1CacheSupported)         \
     A(MaxSharedMemoryPerMultiprocessor, 81, sharedMemPerMultiprocessor)                                               \
     A(MaxRegistersPerMultiprocessor, 82, regsPerMultiprocessor) A(ManagedMemory, 83, managedMemory)                   \
-    A(IsMultiGpuBoard, 84, isMultiGpuBoard) A(MultiGpuBoardGroupID, 85, multiGpuBoardGroupID)                         \
-    A(HostNativeAtomicSupported, 86, hostNativeAtomicSupported)                                                       \
-    A(SingleToDoublePrecisionPerfRatio, 87, singleToDoublePrecisionPerfRatio)                                         \
-    A(PageableMemoryAccess, 88, pageableMemoryAccess) A(ConcurrentManagedAccess, 89, concurrentManagedAccess)         \
-    A(ComputePreemptionSupported, 90, computePreemptionSupported) A(CooperativeLaunch, 95, cooperativeLaunch)         \
+    A(HostNativeAtomicSupported, 86, hostNativeAtomicSupported) A(PageableMemoryAccess, 88, pageableMemoryAccess)     \
+    A(ConcurrentManagedAccess, 89, concurrentManagedAccess) A(CooperativeLaunch, 95, cooperativeLaunch)               \
     A(MaxSharedMemoryPerBlockOptin, 97, sharedMemPerBlockOptin)                                                       \
-    A(PageableMemoryAccessUsesHostPageTables, 100, pageableMemoryAccessUsesHostPageTables)                            \
-    A(DirectManagedMemAccessFromHost, 101, directManagedMemAccessFromHost)                                            \
     A(MaxBlocksPerMultiprocessor, 106, maxBlocksPerMultiProcessor)                                                    \
-    A(MaxPersistingL2CacheSize, 108, persistingL2CacheMaxSize)                                                        \
-    A(MaxAccessPolicyWindowSize, 109, accessPolicyMaxWindowSize)                                                      \
     A(ReservedSharedMemoryPerBlock, 111, reservedSharedMemPerBlock)                                                   \
     A(MemoryPoolsSupported, 115, memoryPoolsSupported)
 #define CUDA_CPU_ATTRIBUTE(name, number, member) cudaDevAttr##name = number,

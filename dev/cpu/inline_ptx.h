@@ -108,7 +108,6 @@ CUDA_CPU_PTX(abs, static_cast<T>(x < T(0) ? T(0) - x : x))
 CUDA_CPU_PTX(neg, static_cast<T>(T(0) - x))
 CUDA_CPU_PTX(popc, static_cast<unsigned>(__popcll(x)))
 CUDA_CPU_PTX(clz, static_cast<unsigned>(__clzll(static_cast<long long>(x))) - (64 - 8 * unsigned{sizeof(T)}))
-CUDA_CPU_PTX(brev, static_cast<T>(__brevll(x) >> (64 - 8 * sizeof(T))))
 CUDA_CPU_PTX(rcp, special(1 / x))
 CUDA_CPU_PTX(rsqrt, special(1 / sqrt(x)))
 CUDA_CPU_PTX(sqrt, static_cast<T>(::sqrt(x)))
@@ -136,25 +135,19 @@ template <class T> T fma_(T x, T y, T z) {
     else if constexpr (sizeof(T) == 2) return __hfma(x, y, z);
     else return __hfma2(x, y, z);
 }
-template <class T> T sad_(T x, T y, T z) { return static_cast<T>((x < y ? y - x : x - y) + z); }
 template <class T> T prmt_(T x, T y, T select) { return __byte_perm(x, y, select); }
-template <class T> T dp4a_(T x, T y, T z) { return __dp4a(x, y, z); }
 template <class T> T lop3_(T x, T y, T z, unsigned table) {
     T result = 0;
     for (unsigned i = 0; i < 8; i++)
         if (table >> i & 1) result |= (i & 4 ? x : ~x) & (i & 2 ? y : ~y) & (i & 1 ? z : ~z);
     return result;
 }
-// Bit fields: of `length` bits from bit `first`.
+// A bit field: `length` bits from bit `first`.
 template <class T> T bfe_(T x, unsigned first, unsigned length) {
     constexpr unsigned width = 8 * sizeof(T);
     if ((length &= 255) == 0) return 0;
     const unsigned top = std::min((first &= 255) + length, width);
     return shr_(shl_(x, width - top), width - std::min(top, length));
-}
-template <class T> T bfi_(T x, T y, unsigned first, unsigned length) {
-    const T mask = shl_(static_cast<T>(length < 8 * sizeof(T) ? (T(1) << length) - 1 : ~T(0)), first);
-    return static_cast<T>((shl_(x, first) & mask) | (y & ~mask));
 }
 
 template <class T> T mul_lo(T x, T y) { return static_cast<T>(x * y); }
@@ -182,12 +175,6 @@ template <class To, Rounding MODE, class X> auto convert(X x) {
     else return To(static_cast<float>(x));
 }
 template <class To, Rounding MODE, class X> To convert(X upper, X lower) { return {lower, upper}; }
-template <class To, Rounding MODE, class X> To saturated(X x) {
-    if constexpr (std::is_integral_v<To> && std::is_integral_v<X>)
-        return static_cast<To>(std::clamp<__int128>(x, std::numeric_limits<To>::min(), std::numeric_limits<To>::max()));
-    else if constexpr (std::is_integral_v<To>) return convert<To, MODE>(x);
-    else return convert<To, MODE>(__saturatef(static_cast<float>(x)));
-}
 
 // ---- warps
 

@@ -492,7 +492,7 @@ class File:
                 raise inline_ptx.Unknown("a text that is not a string")
             text = "".join(ast.literal_eval(re.sub(r"\\\n", "", tokens[k].text)) for k in sections[0])
             code = inline_ptx.translate(text, operands, len(sections) > 1)
-        except (inline_ptx.Unknown, ValueError, SyntaxError, IndexError, StopIteration) as error:
+        except (inline_ptx.Unknown, ValueError, SyntaxError, IndexError) as error:
             what = "inline PTX: " + str(error).replace("\\", "").replace('"', "'").replace("\n", " ")
             code = f'_Pragma("GCC error \\"{NOT_EMULATED.format(what, "this is")}\\"")'
         lines = self.source.count("\n", tokens[i].at, tokens[end].end)

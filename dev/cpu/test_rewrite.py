@@ -397,7 +397,7 @@ template <class T> __global__ void numbers(T* out, const unsigned* in)
     asm("lop3.b32 %0, %1, %2, %3, 0x96;" : "=r"(b) : "r"(1), "r"(3), "r"(8)); out[12] = b;
     asm("bfe.u32 %0, %1, 4, 8;" : "=r"(b) : "r"(0xabcde)); out[13] = b == 0xcd;
     asm("bfe.s32 %0, %1, 4, 4;" : "=r"(s) : "r"(0xf5)); out[14] = s;
-    asm("bfi.b32 %0, %1, %2, 8, 4;" : "=r"(b) : "r"(3), "r"(0x10f01)); out[15] = b == 0x10301;
+    asm("{ .reg .f32 x; ex2.approx.f32 x, %1; rcp.approx.f32 %0, x; }" : "=f"(g) : "f"(1.0f)); out[15] = 2 * g;
     asm("clz.b32 %0, %1;" : "=r"(b) : "r"(16)); out[16] = b;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(g) : "f"(3.0f)); out[17] = g;
     asm("max.s32 %0, %1, %2;" : "=r"(s) : "r"(-3), "r"(-8)); out[18] = s;
