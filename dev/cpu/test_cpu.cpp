@@ -77,9 +77,9 @@ template <class T> struct Array {
 };
 
 // Returns whether body() returns true in all threads of a block.
-template <class Body> static bool holds(dim3 block, Body body) {
+template <class Body> static bool holds(dim3 block, Body body, size_t shared_bytes = 0) {
     Array<int> right(block.x * block.y * block.z);
-    run({1, block}, [=, right = right.data] {
+    run({1, block, shared_bytes}, [=, right = right.data] {
         right[threadIdx.x + block.x * (threadIdx.y + block.y * threadIdx.z)] = body();
     });
     return right.all_are(1);
@@ -156,15 +156,14 @@ static bool half_of_the_threads_exit() {
 
 // Each thread reads the previous thread's store without a barrier. In the natural order the store has already happened.
 static bool missing_barrier_shows() {
-    Array<int> out(64);
-    run({1, 64}, [out = out.data] {
+    return !holds(64, [] {
         __shared__ int tile[64];
-        tile[threadIdx.x] = -1;
+        const int t = static_cast<int>(threadIdx.x);
+        tile[t] = -1;
         __syncthreads();
-        tile[threadIdx.x] = static_cast<int>(threadIdx.x);
-        out[threadIdx.x] = tile[threadIdx.x == 0 ? 0 : threadIdx.x - 1];
+        tile[t] = t;
+        return t == 0 || tile[t - 1] == t - 1;
     });
-    return !out.each([](size_t t, int read) { return t == 0 || read == static_cast<int>(t) - 1; });
 }
 
 TEST("blocks") {
@@ -333,19 +332,19 @@ static bool parts_of_a_warp_are_right() {
 }
 // Copies arrays of 64 elements to shared memory by cp.async (float4, float) and by loads (char), and reads them.
 template <class T> static bool groups_copy() {
-    Array<T> in(64), out(64);
+    Array<T> in(64);
     for (unsigned i = 0; i < 64; i++) memset(static_cast<void*>(&in[i]), static_cast<int>(i), sizeof(T));
-    run({1, 64}, [in = in.data, out = out.data] {
+    return holds(64, [in = in.data] {
         __shared__ T stages[2][64];
+        const unsigned t = threadIdx.x;
         const cg::thread_block block = cg::this_thread_block();
         cg::memcpy_async(block, stages[0], in, 32 * sizeof(T));
         cg::memcpy_async(block, stages[1], in + 32, 32 * sizeof(T));
         cg::wait_prior<1>(block);
-        if (threadIdx.x < 32) out[threadIdx.x] = stages[0][31 - threadIdx.x];
+        const bool first = t >= 32 || memcmp(&stages[0][31 - t], in + 31 - t, sizeof(T)) == 0;
         cg::wait(block);
-        if (threadIdx.x >= 32) out[threadIdx.x] = stages[1][63 - threadIdx.x];
+        return first && (t < 32 || memcmp(&stages[1][63 - t], in + 95 - t, sizeof(T)) == 0);
     });
-    return out.each([&](size_t t, const T& x) { return memcmp(&x, &in[t < 32 ? 31 - t : 95 - t], sizeof(T)) == 0; });
 }
 // Reductions and scans of THREADS threads in a block of two dimensions, with 1 and with 3 values per thread.
 template <int THREADS> static bool cub_is_right() {
@@ -470,30 +469,28 @@ template <class T, class S, int M, int N, int K> static bool multiplies_all() {
 }
 // Two phases: each thread writes, and reads what another one has written. One thread drops out after the first phase.
 static bool barriers_wait() {
-    Array<int> out(64);
-    run({1, 64}, [out = out.data] {
+    return holds(64, [] {
         __shared__ cuda::barrier<cuda::thread_scope_block> ready;
-        __shared__ int numbers[64];
+        __shared__ unsigned numbers[64];
         const unsigned t = threadIdx.x;
         if (t == 0) init(&ready, 64);
         __syncthreads();
-        numbers[t] = static_cast<int>(t);
+        numbers[t] = t;
         const auto token = ready.arrive();
         ready.wait(token);
-        const int other = numbers[63 - t];
-        if (t == 40) return ready.arrive_and_drop();
+        const unsigned other = numbers[63 - t];
+        if (t == 40) return ready.arrive_and_drop(), other == 23;
         ready.arrive_and_wait();
         numbers[t] = other + 1;
         ready.arrive_and_wait();
-        out[t] = numbers[t == 40 || t == 23 ? t : 63 - t];
+        return t == 23 || numbers[63 - t] == t + 1;
     });
-    return out.each([](size_t t, int x) { return x == (t == 40 ? 0 : t == 23 ? 41 : static_cast<int>(t) + 1); });
 }
-// Sums of 8 tiles, which pass through a pipeline of a thread or of the block.
+// 8 tiles pass through a pipeline of a thread or of the block.
 template <cuda::thread_scope SCOPE> static bool pipelines_copy() {
-    Array<float> in(8 * 32), out(32);
+    Array<float> in(8 * 32);
     for (size_t i = 0; i < in.size; i++) in[i] = static_cast<float>(i * i % 13);
-    run({1, 32}, [in = in.data, out = out.data] {
+    return holds(32, [in = in.data] {
         __shared__ float stages[3][32];
         __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 3> state;
         const auto block = cg::this_thread_block();
@@ -502,7 +499,7 @@ template <cuda::thread_scope SCOPE> static bool pipelines_copy() {
             else return cuda::make_pipeline();
         }();
         const unsigned t = threadIdx.x;
-        float sum = 0;
+        float sum = 0;   // of differences
         for (unsigned tile = 0, next = 0; tile < 8; tile++) {
             for (; next < 8 && next < tile + 3; next++) {
                 pipe.producer_acquire();
@@ -511,23 +508,18 @@ template <cuda::thread_scope SCOPE> static bool pipelines_copy() {
             }
             pipe.consumer_wait();
             __syncwarp();
-            sum += stages[tile % 3][31 - t];
+            sum += stages[tile % 3][31 - t] - in[tile * 32 + 31 - t];
             __syncwarp();
             pipe.consumer_release();
         }
-        out[t] = sum;
-    });
-    return out.each([&](size_t t, float x) {
-        float sum = 0;
-        for (size_t tile = 0; tile < 8; tile++) sum += in[tile * 32 + 31 - t];
-        return x == sum;
+        return sum == 0;
     });
 }
 // The first warp copies for a barrier; the second warp reads.
 static bool copies_arrive() {
-    Array<float4> in(32), out(32);
+    Array<float4> in(32);
     for (size_t i = 0; i < in.size; i++) in[i].z = static_cast<float>(i);
-    run({1, 64}, [in = in.data, out = out.data] {
+    return holds(64, [in = in.data] {
         __shared__ cuda::barrier<cuda::thread_scope_block> ready;
         __shared__ float4 tile[32];
         const auto block = cg::this_thread_block();
@@ -536,9 +528,9 @@ static bool copies_arrive() {
         const auto warp = cg::tiled_partition<32>(block);
         if (warp.meta_group_rank() == 0) cuda::memcpy_async(warp, tile, in, sizeof(tile), ready);
         ready.arrive_and_wait();
-        if (warp.meta_group_rank() == 1) out[warp.thread_rank()] = tile[31 - warp.thread_rank()];
+        const unsigned other = 31 - warp.thread_rank();
+        return warp.meta_group_rank() == 0 || tile[other].z == static_cast<float>(other);
     });
-    return out.each([](size_t t, float4 x) { return x.z == 31 - static_cast<float>(t); });
 }
 TEST("pipelines") {
     if (WARP_SIZE == 1) return;
@@ -1117,6 +1109,16 @@ struct LtCall {
     int count = 0;  // number of algorithms found
     cublasLtContext handle;
 
+    // Sets the layouts of a product of A (m, k), or if it is transposed (k, m), and B (k, n).
+    void set(cudaDataType_t type, uint64_t m, uint64_t n, uint64_t k, bool transposed) {
+        const auto layout = [](cudaDataType_t of, uint64_t rows, uint64_t columns) {
+            return cublasLtMatrixLayoutOpaque_t{of, rows, columns, static_cast<int64_t>(rows)};
+        };
+        desc.transpose_a = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+        a = transposed ? layout(type, k, m) : layout(type, m, k);
+        b = layout(type, k, n);
+        c = d = layout(CUDA_R_32F, m, n);
+    }
     cublasStatus_t find_algorithm() {
         return cublasLtMatmulAlgoGetHeuristic(&handle, &desc, &a, &b, &c, &d, &preference, 1, &found, &count);
     }
@@ -1213,10 +1215,7 @@ static std::vector<float> fp8_product(int workers) {
         for (uint8_t& code : *matrix) code = static_cast<uint8_t>(random() % 64 | random() % 2 << 7);
     std::vector<float> d(m * n);
     LtCall call;
-    call.desc.transpose_a = CUBLAS_OP_T;
-    call.a = {CUDA_R_8F_E4M3, k, m, k};
-    call.b = {CUDA_R_8F_E4M3, k, n, k};
-    call.c = call.d = {CUDA_R_32F, m, n, m};
+    call.set(CUDA_R_8F_E4M3, m, n, k, true);
     const int before = omp_get_max_threads();
     omp_set_num_threads(workers);
     call.multiply(1, a.data(), b.data(), 0, nullptr, d.data());
@@ -1231,10 +1230,7 @@ static float fp8_sum(int bits) {
     for (int i = 0; i < m; i++) x[i * k] = 0x38;          // 1
     float d[m];
     LtCall call;
-    call.desc.transpose_a = CUBLAS_OP_T;
-    call.a = {CUDA_R_8F_E4M3, k, m, k};
-    call.b = {CUDA_R_8F_E4M3, k, 1, k};
-    call.c = call.d = {CUDA_R_32F, m, 1, m};
+    call.set(CUDA_R_8F_E4M3, m, 1, k, true);
     cuda_cpu::fp8_bits = bits;
     call.multiply(1, x.data(), x.data(), 0, nullptr, d);
     cuda_cpu::fp8_bits = 0;
@@ -1425,8 +1421,7 @@ template <class T> static std::vector<float> product_with(uint64_t seed, cudaDat
     for (T& x : a) x = uniform(random);
     std::vector<float> d(a.size());
     LtCall call;
-    call.a = call.b = {static_cast<uint32_t>(type), size, size, size};
-    call.c = call.d = {CUDA_R_32F, size, size, size};
+    call.set(type, size, size, size, false);
     set_rounding(seed);
     call.multiply(1, a.data(), a.data(), 0, nullptr, d.data());
     set_rounding(0);
@@ -1532,45 +1527,42 @@ static CUtensorMap map_of(const __nv_bfloat16* data, uint64_t rows) {
 
 // ---- instructions of a warp: mma, ldmatrix, cp.async
 
-// Computes d (16 x 8) = index of the element + a (16 x 16) b (16 x 8). Rows of a and columns of b are contiguous.
+// Adds a (16 x 16) b (16 x 8). Rows of a and columns of b are contiguous.
 static bool mma_multiplies() {
     Integers a(16 * 16, 1), b(8 * 16, 2);
-    Array<float> d(128);
-    run({1, 32}, [d = d.data, a = a.data, b = b.data] {
+    return holds(32, [a = a.data, b = b.data] {
         const unsigned g = threadIdx.x / 4, t = 2 * (threadIdx.x % 4);
         const auto pair = [=](const __nv_bfloat16* m, unsigned row, unsigned k) { return pair_at(m + row * 16 + k); };
         const uint32_t fragment[4] = {pair(a, g, t), pair(a, g + 8, t), pair(a, g, t + 8), pair(a, g + 8, t + 8)};
-        float sum[4];
-        const auto place = [=](unsigned i) { return (g + i / 2 * 8) * 8 + t + i % 2; };
-        for (unsigned i = 0; i < 4; i++) sum[i] = static_cast<float>(place(i));
+        float sum[4] = {0, 1, 2, 3};
         mma_m16n8k16(sum, fragment, pair(b, g, t), pair(b, g, t + 8));
-        for (unsigned i = 0; i < 4; i++) d[place(i)] = sum[i];
-    });
-    return d.each([&](size_t i, float found) {
-        float sum = static_cast<float>(i);
-        for (size_t k = 0; k < 16; k++) sum += a.at(i / 8 * 16 + k) * b.at(i % 8 * 16 + k);
-        return found == sum;
+        for (unsigned i = 0; i < 4; i++) {
+            const unsigned row = g + i / 2 * 8, column = t + i % 2;
+            for (unsigned k = 0; k < 16; k++) sum[i] -= float(a[row * 16 + k]) * float(b[column * 16 + k]);
+        }
+        return sum[0] == 0 && sum[1] == 1 && sum[2] == 2 && sum[3] == 3;
     });
 }
 
 // Each lane passes the address of a row of 8 numbers (row stride 80 bytes), and loads plain and transposed matrices.
 static bool ldmatrix_loads() {
-    Array<uint32_t> out(256);
-    run({1, 32, 32 * 80}, [out = out.data] {
+    return holds(32, [] {
         char* row = shared_bytes() + threadIdx.x * 80;
         for (unsigned i = 0; i < 8; i++)
             reinterpret_cast<uint16_t*>(row)[i] = static_cast<uint16_t>(threadIdx.x * 8 + i);
         __syncwarp();
-        uint32_t loaded[2][4];
-        ldmatrix(loaded[0], row);
-        ldmatrix_transposed(loaded[1], row);
-        memcpy(out + threadIdx.x * 8, loaded, sizeof(loaded));
-    });
-    return out.each([](size_t i, uint32_t found) {
-        const size_t lane = i / 8, m = i % 4, g = lane / 4, t = lane % 4, plain = (m * 8 + g) * 8 + 2 * t,
-                     transposed = (m * 8 + 2 * t) * 8 + g;
-        return found == (i % 8 < 4 ? plain | (plain + 1) << 16 : transposed | (transposed + 8) << 16);
-    });
+        uint32_t loaded[4], columns[4];
+        ldmatrix(loaded, row);
+        ldmatrix_transposed(columns, row);
+        bool right = true;
+        for (unsigned m = 0; m < 4; m++) {
+            const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4, plain = (m * 8 + g) * 8 + 2 * t,
+                           transposed = (m * 8 + 2 * t) * 8 + g;
+            right = right && loaded[m] == (plain | (plain + 1) << 16) &&
+                    columns[m] == (transposed | (transposed + 8) << 16);
+        }
+        return right;
+    }, 32 * 80);
 }
 
 // Copies three groups of two chunks per thread, by both functions for it; the last group is not valid and so writes zeros. Reads them when up to
@@ -2124,7 +2116,7 @@ static const Scenario scenarios[] = {
     {"a matrix product waits, and keeps its alpha", true,
      [](TwoStreams& s, bool ordered) {
          LtCall call;
-         call.a = call.b = call.c = call.d = {CUDA_R_32F, 1, 1, 1};
+         call.set(CUDA_R_32F, 1, 1, 1, false);
          float alpha = 1;
          s.upload();
          s.let_compute_wait(ordered);
@@ -2337,8 +2329,7 @@ template <class T> static bool atomic_types_are_right() {
 }
 // One thread publishes data for the others, which wait for a flag.
 static bool flags_order_data() {
-    Array<int> out(64);
-    run({1, 64}, [out = out.data] {
+    return holds(64, [] {
         __shared__ int data;
         __shared__ cuda::atomic<int, cuda::thread_scope_block> flag;
         if (threadIdx.x == 0) flag.store(0);
@@ -2348,9 +2339,8 @@ static bool flags_order_data() {
             flag.store(1, cuda::memory_order_release);
         }
         flag.wait(0, cuda::memory_order_acquire);
-        out[threadIdx.x] = data;
+        return data == 7;
     });
-    return out.all_are(7);
 }
 
 TEST("atomics") {
