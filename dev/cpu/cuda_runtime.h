@@ -972,7 +972,6 @@ using cudaEvent_t = CUevent_st*;
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2,
                    cudaEventInterprocess = 4;
-constexpr unsigned cudaEventRecordDefault = 0, cudaEventWaitDefault = 0;
 constexpr cudaStream_t cudaStreamLegacy = nullptr;
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -1098,9 +1097,6 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     }
     return cudaSuccess;
 }
-inline cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream = nullptr, unsigned = 0) {
-    return cudaEventRecord(event, stream);
-}
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     using namespace cuda_cpu;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
@@ -1159,7 +1155,6 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t
     return cudaGraphInstantiate(executable, graph);
 }
 inline cudaError_t cudaGraphCreate(cudaGraph_t* graph, unsigned) { return cuda_cpu::set_result(graph, new CUgraph_st); }
-inline cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 // Sets *count to the number of nodes. The nodes themselves are not available.
 inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
     if (nodes != nullptr) return cuda_cpu::report(cudaErrorNotSupported);
@@ -1318,7 +1313,6 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     }
     return cuda_cpu::report(cudaErrorInvalidValue);
 }
-inline cudaError_t cudaChooseDevice(int* device, const cudaDeviceProp*) { return cuda_cpu::set_result(device, 0); }
 
 // Flags and limits of the device: stored and returned; they have no other effect.
 constexpr unsigned cudaDeviceScheduleAuto = 0, cudaDeviceScheduleSpin = 1, cudaDeviceScheduleYield = 2,
@@ -1395,11 +1389,6 @@ inline cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* grid, int
         *grid = blocks * processors;
     }
     return best > 0 ? cudaSuccess : cuda_cpu::report(cudaErrorInvalidConfiguration);
-}
-template <class Kernel>
-inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Kernel* kernel, int threads,
-                                                                          size_t shared_bytes, unsigned) {
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, shared_bytes);
 }
 template <class Kernel>
 inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* threads, Kernel* kernel, size_t shared_bytes = 0,

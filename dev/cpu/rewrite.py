@@ -75,7 +75,8 @@ ELSEWHERE = {r"cooperative_groups/(scan|memcpy_async)\.h": "cooperative_groups/r
              r"cuda/std/atomic": "cuda/atomic", r"cuda/(std/)?barrier": "cuda/pipeline",
              r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
              r"(crt/.*|(builtin|device|driver|library|vector)_types|(math|vector|device|driver|common)_functions"
-             r"|device_(atomic|double)_functions|cuda_(device_runtime_api|occupancy|profiler_api|stdint)|cudaProfiler"
+             r"|device_(atomic|double)_functions|device_launch_parameters|cudaProfiler"
+             r"|cuda_((device_)?runtime_api|occupancy|profiler_api|stdint)"
              r"|channel_descriptor|host_(config|defines)|math_constants|sm_\d+_\w+)\.h(pp)?": "cuda_runtime.h",
              r"(nvtx3/)?nv(Tools|tx)\w+\.h(pp)?": "nvtx3/nvToolsExt.h"}
 
@@ -223,7 +224,8 @@ def place_of_name(part):
     end = next((j for j, t in enumerate(part) if t.text == "["), len(part))
     has_type = any(t.kind == "name" and t.text not in NOT_A_TYPE for t in part[:end - 1])
     last = part[end - 1]
-    named = (last.kind == "name" and last.text not in TYPE_WORDS | NOT_A_TYPE and has_type
+    after_class = part[end - 2].text in ("class", "typename", ".")   # of a template: class T, typename... T
+    named = (last.kind == "name" and last.text not in TYPE_WORDS | NOT_A_TYPE and (has_type or after_class)
              and part[end - 2].text != "::")
     return (end - 1, True) if named else (end, False)
 
@@ -252,15 +254,6 @@ class Parameter:
 
     def use(self):
         return self.name + ("..." if self.pack else "")
-
-
-class TemplateParameter(Parameter):
-    def __init__(self, part, number):
-        super().__init__(part, number)
-        declared, _ = without_default(part)
-        # In "class T", T is the name. Parameter() would add it to the type, as in a function's parameter.
-        if len(declared) > 1 and declared[-1].kind == "name" and declared[-2].text in ("class", "typename", "."):
-            self.name, self.type = declared[-1].text, spell(declared[:-1]).replace(". . .", "...")
 
 
 class Kernel:
@@ -309,7 +302,7 @@ def find_template(tokens, i):
     begin = tokens.match_back(j)
     if begin is None or tokens.text(begin - 1) != "template":
         return None
-    return [TemplateParameter(part, n) for n, part in enumerate(tokens.split(begin + 1, j))]
+    return [Parameter(part, n) for n, part in enumerate(tokens.split(begin + 1, j))]
 
 
 def find_parameters(tokens, i):

@@ -1153,7 +1153,10 @@ static bool product_is_right(cudaDataType_t type, int n, bool transpose_a, bool 
     const auto A = numbers(lda * k), B = numbers(ldb * k), C = numbers(ldc * n), old_bias = numbers(m);
     auto D = numbers(ldd * n), aux = numbers(ldaux * n), bias = old_bias;
     LtCall call;
-    call.desc.transpose_a = transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    call.set(type, m, n, k, transpose_a);
+    if (transpose_b) std::swap(call.b.rows, call.b.columns);
+    call.c.type = call.d.type = type;
+    call.a.ld = lda, call.b.ld = ldb, call.c.ld = ldc, call.d.ld = ldd;
     call.desc.transpose_b = transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     call.desc.epilogue = epilogue;
     call.desc.bias = bias.data();
@@ -1162,15 +1165,6 @@ static bool product_is_right(cudaDataType_t type, int n, bool transpose_a, bool 
     call.count = 1;
     call.found = {};
     call.found.algo.data[0] = static_cast<uint64_t>(algorithm);
-    const auto layout = [=](int rows, int columns, int ld) -> cublasLtMatrixLayoutOpaque_t {
-        return {static_cast<uint32_t>(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), ld};
-    };
-    call.a = layout(m, k, lda);
-    call.b = layout(k, n, ldb);
-    if (transpose_a) std::swap(call.a.rows, call.a.columns);
-    if (transpose_b) std::swap(call.b.rows, call.b.columns);
-    call.c = layout(m, n, ldc);
-    call.d = layout(m, n, ldd);
     const auto value = [](T x) -> double { return static_cast<float>(x); };
     bool right = call.multiply(alpha, A.data(), B.data(), beta, C.data(), D.data()) == CUBLAS_STATUS_SUCCESS;
     const auto compare = [&](double found, double expected) {
