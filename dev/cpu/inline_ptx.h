@@ -17,17 +17,9 @@ inline unsigned __isShared(const void* p) { return cuda_cpu::is_shared(p); }
 inline unsigned __isGlobal(const void* p) { return !cuda_cpu::is_shared(p); }
 
 namespace cuda_cpu::inline_ptx {
-using namespace cuda_cpu::ptx;   // for inline_ptx::wgmma and others
-using cuda_cpu::bits, cuda_cpu::tf32, cuda_cpu::lane, cuda_cpu::launched, cuda_cpu::ldmatrix_of_lane, cuda_cpu::start_copy;
-using cuda_cpu::this_thread, cuda_cpu::wait_for_copies;
-namespace watch = cuda_cpu::watch;
-
-#ifdef PRECISION_FP16
-constexpr bool products_are_fp16 = true;
-#else
-constexpr bool products_are_fp16 = false;
-#endif
-
+using namespace cuda_cpu;   // for the names that inline_ptx.py qualifies: inline_ptx::wgmma and others
+using namespace cuda_cpu::ptx;
+constexpr bool products_are_fp16 = std::is_same_v<Operand16, half>;
 inline unsigned block_threads() { return blockDim.x * blockDim.y * blockDim.z; }
 
 // ---- values

@@ -11,9 +11,9 @@ TYPES = {"b8": "uint8_t", "u8": "uint8_t", "s8": "int8_t", "b16": "uint16_t", "u
          "b32": "unsigned", "u32": "unsigned", "s32": "int", "b64": "unsigned long long", "u64": "unsigned long long",
          "s64": "long long", "f16": "half", "bf16": "__nv_bfloat16", "f32": "float", "f64": "double", "pred": "bool",
          "f16x2": "half2", "bf16x2": "__nv_bfloat162", "tf32": "tf32"}
-SPECIAL = {"laneid": "lane()", "warpid": "(this_thread() / 32)", "smid": "0u", "nsmid": "1u", "WARP_SZ": "32u",
-           "clock": "static_cast<unsigned>(clock64())", "clock64": "clock64()", "globaltimer": "(clock64() / 2)",
-           "lanemask_eq": "(1u << lane())", "lanemask_lt": "((1u << lane()) - 1)", "lanemask_le": "((2u << lane()) - 1)",
+SPECIAL = {"laneid": "lane()", "warpid": "this_thread() / 32", "smid": "0u", "nsmid": "1u", "WARP_SZ": "32u",
+           "clock": "static_cast<unsigned>(clock64())", "clock64": "clock64()", "globaltimer": "clock64() / 2",
+           "lanemask_eq": "1u << lane()", "lanemask_lt": "(1u << lane()) - 1", "lanemask_le": "(2u << lane()) - 1",
            "lanemask_gt": "~((2u << lane()) - 1)", "lanemask_ge": "~((1u << lane()) - 1)",
            **{f"{ptx}.{axis}": f"{name}.{axis}" for axis in "xyz" for ptx, name in (
                ("tid", "threadIdx"), ("ntid", "blockDim"), ("ctaid", "blockIdx"), ("nctaid", "gridDim"))}}
@@ -83,7 +83,7 @@ def value(text):
     if re.fullmatch(r"-?\d+\.\d*(e[+-]?\d+)?", text):
         return text
     if text.lstrip("%") in SPECIAL:
-        return SPECIAL[text.lstrip("%")]
+        return f"({SPECIAL[text.lstrip('%')]})"
     if text.startswith("!"):
         return "!" + value(text[1:])
     if match := re.fullmatch(r"[%$A-Za-z_][\w$]*", text):
@@ -293,8 +293,8 @@ def of_warp(i):
 HANDLERS = {"ld": load_store, "ldu": load_store, "st": load_store, "atom": atomic, "red": atomic, "mov": move,
             "cvt": convert, "setp": set_predicate, "shfl": shuffle, "cp": copy_async, "ldmatrix": ldmatrix, "mma": mma,
             "wgmma": wgmma, "mbarrier": mbarrier, "bar": barrier, "barrier": barrier, "fence": fence, "membar": fence,
-            "cvta": to_address, "mul": multiply, "mad": multiply, "vote": of_warp, "redux": of_warp, "activemask": of_warp,
-            "trap": lambda i: "__trap();", "bra": lambda i: f"goto ptx_l_{i.arguments[0]};",
+            "cvta": to_address, "mul": multiply, "mad": multiply, "vote": of_warp, "redux": of_warp,
+            "activemask": of_warp, "trap": lambda i: "__trap();", "bra": lambda i: f"goto ptx_l_{i.arguments[0]};",
             "nanosleep": lambda i: f"__nanosleep({value(i.arguments[0])});",
             "createpolicy": lambda i: put(i.arguments[0], "0"),
             "setmaxnreg": lambda i: f"setmaxnreg_{i.modifiers[0]}<{value(i.arguments[0])}>();"}

@@ -1208,7 +1208,8 @@ static float fp8_sum(int bits) {
     return d[m - 1];
 }
 
-// Returns whether cuBLAS's functions of T give the results of their definitions, for 3 x 3 matrices of small integers.
+// Returns whether cuBLAS's functions of T give the results of their definitions, for 3 x 3 matrices of small integers,
+// which C is at first: a vector is its first column or, in scal, row.
 template <class T> static bool blas_is_right() {
     constexpr int n = 3, all = n * n;
     constexpr auto N = CUBLAS_OP_N, t = CUBLAS_OP_T;
@@ -1219,43 +1220,28 @@ template <class T> static bool blas_is_right() {
     cudaStreamCreate(&stream);
     cublasSetStream(handle, stream);
     Array<T> a(all), b(all), c(all);
-    T* const C = c.data;
     cublasSetMatrix(n, n, sizeof(T), a_host, n, a.data, n);
     cublasSetVector(all, sizeof(T), b_host, 1, b.data, 1);
-    T found[all] = {};
-    // Sets C to B, calls f(), and copies C to `found`.
-    const auto calls = [&](auto f) {
-        cudaMemcpy(C, b_host, sizeof(found), cudaMemcpyHostToDevice);
-        const bool right = f() == CUBLAS_STATUS_SUCCESS && cudaStreamSynchronize(stream) == cudaSuccess;
-        return right && cublasGetMatrix(n, n, sizeof(T), C, n, found, n) == CUBLAS_STATUS_SUCCESS;
+    const T *const A = a.data, *const B = b.data;
+    T* const C = c.data;
+    // Returns whether f() changes C from B to `expected`.
+    const auto gives = [&](auto f, const std::vector<T>& expected) {
+        std::vector<T> found(all);
+        cudaMemcpy(C, b_host, sizeof(b_host), cudaMemcpyHostToDevice);
+        return f() == CUBLAS_STATUS_SUCCESS && cudaStreamSynchronize(stream) == cudaSuccess &&
+               cublasGetMatrix(n, n, sizeof(T), C, n, found.data(), n) == CUBLAS_STATUS_SUCCESS && found == expected;
     };
-    // Returns whether f() sets element (i, j) of C to expected(i, j).
-    const auto gives = [&](auto f, auto expected) {
-        bool right = calls(f);
-        for (int i = 0; i < all; i++) right = right && found[i] == expected(i % n, i / n);
-        return right;
-    };
-    const auto A = [&](int i, int j) { return a_host[i + n * j]; };
-    const auto B = [&](int i, int j) { return b_host[i + n * j]; };
-    const auto over = [](auto term) { return term(0) + term(1) + term(2); };
-    bool right =
-        gives([&] { return cuda_cpu::gemm(handle, t, N, n, n, n, &two, a.data, n, b.data, n, &three, C, n); },
-              [&](int i, int j) { return 2 * over([&](int k) { return A(k, i) * B(k, j); }) + 3 * B(i, j); }) &&
-        gives([&] { return cuda_cpu::gemm_batches(handle, N, t, 1, 1, n, &two, a.data, n, 1, b.data, n, 1, &three, C, n,
-                                                  1, n); },
-              [&](int i, int j) {
-                  return j > 0 ? B(i, j) : 2 * over([&](int k) { return A(i, k) * B(i, k); }) + 3 * B(i, 0);
-              }) &&
-        gives([&] { return cuda_cpu::geam(handle, N, t, n, n, &two, a.data, n, &three, b.data, n, C, n); },
-              [&](int i, int j) { return 2 * A(i, j) + 3 * B(j, i); }) &&
-        gives([&] { return cuda_cpu::gemv(handle, t, n, n, &two, a.data, n, b.data, 1, &three, C, 1); },
-              [&](int i, int j) {
-                  return j > 0 ? B(i, j) : 2 * over([&](int k) { return A(k, i) * B(k, 0); }) + 3 * B(i, 0);
-              }) &&
-        gives([&] { return cuda_cpu::axpy(handle, n, &two, a.data, 1, C, -1); },
-              [&](int i, int j) { return j > 0 ? B(i, j) : B(i, 0) + 2 * A(2 - i, 0); }) &&
-        gives([&] { return cuda_cpu::scal(handle, n, &two, C, n); },
-              [&](int i, int j) { return i > 0 ? B(i, j) : 2 * B(i, j); });
+    const bool right =
+        gives([&] { return cuda_cpu::gemm(handle, t, N, n, n, n, &two, A, n, B, n, &three, C, n); },
+              {-13, -24, 21, 2, 50, 35, 63, 49, 28}) &&
+        gives([&] { return cuda_cpu::gemm_batches(handle, N, t, 1, 1, n, &two, A, n, 1, B, n, 1, &three, C, n, 1, n); },
+              {11, -30, 63, 2, 0, 5, 7, 1, 4}) &&
+        gives([&] { return cuda_cpu::geam(handle, N, t, n, n, &two, A, n, &three, B, n, C, n); },
+              {11, 8, 17, -18, 6, 13, 9, 15, 16}) &&
+        gives([&] { return cuda_cpu::gemv(handle, t, n, n, &two, A, n, B, 1, &three, C, 1); },
+              {-13, -24, 21, 2, 0, 5, 7, 1, 4}) &&
+        gives([&] { return cuda_cpu::axpy(handle, n, &two, A, 1, C, -1); }, {-3, -4, 11, 2, 0, 5, 7, 1, 4}) &&
+        gives([&] { return cuda_cpu::scal(handle, n, &two, C, n); }, {2, -6, 3, 4, 0, 5, 14, 1, 4});
     return right && cublasDestroy(handle) == CUBLAS_STATUS_SUCCESS && cudaStreamDestroy(stream) == cudaSuccess;
 }
 
@@ -1536,8 +1522,9 @@ static bool ldmatrix_loads() {
     }, 32 * 80);
 }
 
-// Copies three groups of two chunks per thread, by both functions for it; the last group is not valid and so writes zeros. Reads them when up to
-// `pending` groups may be pending. Returns each group's number of chunks that had not been copied.
+// Copies three groups of two chunks per thread, by both functions for it. The last group is not valid and so writes
+// zeros. Reads them when up to `pending` groups may be pending. Returns each group's number of chunks that had not been
+// copied.
 template <int pending> static std::array<int, 3> missing_copies() {
     Array<int4> in(64 * 6), out(64 * 6);
     for (int i = 0; i < 64 * 6; i++) in[static_cast<size_t>(i)] = make_int4(i, i + 1, i + 2, i + 3);
