@@ -114,6 +114,9 @@ template <class Check> static bool under_seeds(uint64_t first, uint64_t end, Che
     return holds;
 }
 template <class Check> static bool in_every_order(Check check) { return under_seeds(0, 8, check); }
+template <class Body> static bool in_every_order(dim3 block, Body body, size_t shared_bytes = 0) {
+    return in_every_order([=] { return holds(block, body, shared_bytes); });
+}
 
 // Returns whether check() holds on an emulated GPU. All queues are empty afterwards.
 template <class Check> static bool on(const char* card, Check check) {
@@ -137,23 +140,6 @@ static bool every_thread_runs_once(dim3 grid, dim3 block) {
     return visits.all_are(1);
 }
 
-static bool half_of_the_threads_exit() {
-    Array<int> sum(64);
-    run({1, 64}, [sum = sum.data] {
-        __shared__ int here;
-        if (threadIdx.x == 0) here = 0;
-        __syncthreads();
-        if (threadIdx.x % 2 == 1) return;
-        for (int round = 0; round < 10; round++) {
-            atomicAdd(&here, 1);
-            __syncthreads();
-            sum[threadIdx.x] += here;
-            __syncthreads();
-        }
-    });
-    return sum.each([](size_t t, int x) { return x == (t % 2 == 1 ? 0 : 32 * 55); });
-}
-
 // Each thread reads the previous thread's store without a barrier. In the natural order the store has already happened.
 static bool missing_barrier_shows() {
     return !holds(64, [] {
@@ -171,7 +157,22 @@ TEST("blocks") {
               return every_thread_runs_once({5, 3, 2}, {4, 3, 5}) && every_thread_runs_once(1, 1) &&
                      every_thread_runs_once(1000, 1) && every_thread_runs_once(3, 1024);
           }));
-    expect("exited threads do not count at a barrier", in_every_order(half_of_the_threads_exit));
+    expect("exited threads do not count at a barrier", in_every_order([] {
+        Array<int> sum(64);
+        run({1, 64}, [sum = sum.data] {
+            __shared__ int here;
+            if (threadIdx.x == 0) here = 0;
+            __syncthreads();
+            if (threadIdx.x % 2 == 1) return;
+            for (int round = 0; round < 10; round++) {
+                atomicAdd(&here, 1);
+                __syncthreads();
+                sum[threadIdx.x] += here;
+                __syncthreads();
+            }
+        });
+        return sum.each([](size_t t, int x) { return x == (t % 2 == 1 ? 0 : 32 * 55); });
+    }));
     expect("a missing barrier gives a wrong result under some seed, but not in the natural order",
            !missing_barrier_shows() && !under_seeds(1, 10, [] { return !missing_barrier_shows(); }));
     Array<float> out(2);
@@ -220,9 +221,8 @@ TEST("warps") {
           }));
 }
 
-// Returns whether reductions and matches of the lanes below 20, and barriers that count, are right.
-static bool collectives_are_right() {
-    return holds(64, [] {
+TEST("collectives") {
+    expect("reductions, matches, and barriers that count, are right", in_every_order(64, [] {
         const unsigned t = threadIdx.x, lane = t % 32, mask = 0xfffff;
         bool right = __syncthreads_count(t < 40) == 40 && __syncthreads_count(t == 63) == 1 &&
                      __syncthreads_or(t == 5) && !__syncthreads_or(t > 64) && __syncthreads_and(t < 64) &&
@@ -241,21 +241,16 @@ static bool collectives_are_right() {
                     __match_all_sync(mask, lane / 19, &differ) == 0 && !differ;
         }
         return right;
-    });
-}
-// A thread waits in a loop for another one of its block.
-static bool a_waiting_thread_lets_others_run() {
-    Array<int> flag(1);
-    run({1, 64}, [flag = flag.data] {
-        if (threadIdx.x == 63) atomicExch(flag, 1);
-        else
-            while (atomicAdd(flag, 0) == 0) __nanosleep(100);
-    });
-    return flag[0] == 1;
-}
-TEST("collectives") {
-    expect("reductions, matches, and barriers that count, are right", in_every_order(collectives_are_right));
-    expect("__nanosleep lets other threads run", in_every_order(a_waiting_thread_lets_others_run));
+    }));
+    expect("__nanosleep lets other threads run", in_every_order([] {
+        Array<int> flag(1);
+        run({1, 64}, [flag = flag.data] {
+            if (threadIdx.x == 63) atomicExch(flag, 1);
+            else
+                while (atomicAdd(flag, 0) == 0) __nanosleep(100);
+        });
+        return flag[0] == 1;
+    }));
 }
 
 // Returns whether lanes that diverge see the lanes beside them: of both branches, and of a loop that they leave one by
@@ -283,52 +278,6 @@ namespace cg = cooperative_groups;
 template <class Group> static int sum_by_shuffles(const Group& group, int x) {
     for (unsigned i = group.size() / 2; i > 0; i /= 2) x += group.shfl_down(x, i);
     return group.shfl(x, 0);
-}
-static bool tiles_are_right() {
-    return holds(dim3(16, 6), [] {
-        __shared__ int sums[6];
-        const cg::thread_block block = cg::this_thread_block();
-        const unsigned t = block.thread_rank(), place = t % 16;
-        const cg::thread_block_tile<32> warp = cg::tiled_partition<32>(block);
-        const auto tile = cg::tiled_partition<16>(warp);
-        const cg::thread_group any = cg::tiled_partition(block, 4);
-        bool right = t == threadIdx.x + 16 * threadIdx.y && block.size() == 96 && block.group_dim().y == 6 &&
-                     warp.thread_rank() == t % 32 && warp.meta_group_size() == 3 && warp.meta_group_rank() == t / 32 &&
-                     tile.meta_group_size() == 2 && tile.meta_group_rank() == t / 16 % 2 && tile.size() == 16 &&
-                     any.size() == 4 && any.thread_rank() == t % 4;
-        any.sync();
-        const int first = static_cast<int>(t - place);
-        right = right && sum_by_shuffles(tile, static_cast<int>(t)) == 16 * first + 120 &&
-                tile.shfl_up(t, 3) == (place < 3 ? t : t - 3) && tile.shfl_xor(t, 5) == (t ^ 5) &&
-                tile.any(place == 3) && !tile.all(place == 3) && tile.ballot(place == 3 || place == 9) == 0x208 &&
-                tile.match_any(place % 4) == 0x1111u << place % 4 &&
-                cg::reduce(tile, static_cast<int>(t), cg::plus<int>()) == 16 * first + 120 &&
-                cg::reduce(tile, place + 1, cg::greater<>()) == 16 && cg::reduce(tile, place + 1, cg::less<>()) == 1 &&
-                cg::inclusive_scan(tile, 2) == static_cast<int>(2 * place + 2) &&
-                cg::exclusive_scan(tile, place, [](unsigned x, unsigned y) { return std::max(x, y); }) ==
-                    (place == 0 ? 0 : place - 1);
-        if (place == 0) sums[t / 16] = static_cast<int>(t);
-        cg::sync(block);
-        return right && sums[5] == 80;
-    });
-}
-// Groups of the lanes that are active.
-static bool parts_of_a_warp_are_right() {
-    return holds(32, [] {
-        const unsigned lane = threadIdx.x;
-        bool right = true;
-        if (lane % 3 == 1) {   // lanes 1, 4, ... 31
-            const cg::coalesced_group active = cg::coalesced_threads();
-            const auto pairs = cg::tiled_partition(active, 2);
-            right = right && active.size() == 11 && active.thread_rank() == lane / 3 && active.shfl(lane, 2) == 7 &&
-                    active.shfl_down(lane, 1) == (lane == 31 ? 31 : lane + 3) && active.ballot(lane > 27) == 0x600 &&
-                    cg::reduce(active, lane, cg::plus<unsigned>()) == 176 &&
-                    cg::inclusive_scan(active, 1u) == lane / 3 + 1 && pairs.thread_rank() == lane / 3 % 2 &&
-                    pairs.shfl(lane, 0) == lane - lane / 3 % 2 * 3;
-            active.sync();
-        }
-        return right;
-    });
 }
 // Copies arrays of 64 elements to shared memory by cp.async (float4, float) and by loads (char), and reads them.
 template <class T> static bool groups_copy() {
@@ -375,8 +324,12 @@ template <int THREADS> static bool cub_is_right() {
         return right && result == (t == 0 ? -1 : t <= 9 ? 1 : 50);
     });
 }
-static bool cub_warps_are_right() {
-    return holds(64, [] {
+TEST("cub") {
+    if (WARP_SIZE == 1) return;
+    expect("BlockReduce and BlockScan: blocks of 256, 48 and 20 threads", in_every_order([] {
+               return cub_is_right<256>() && cub_is_right<48>() && cub_is_right<20>();
+           }));
+    expect("WarpReduce of 8 lanes, WarpScan", in_every_order(64, [] {
         using Reduce = cub::WarpReduce<int, 8>;
         using Scan = cub::WarpScan<int>;
         __shared__ Reduce::TempStorage reduce[8];
@@ -386,14 +339,7 @@ static bool cub_warps_are_right() {
         int result = 0, total = 0;
         Scan(scan[t / 32]).ExclusiveSum(2, result, total);
         return (t != first || (sum == 8 * first + 28 && least == -first - 4)) && result == 2 * lane && total == 64;
-    });
-}
-TEST("cub") {
-    if (WARP_SIZE == 1) return;
-    expect("BlockReduce and BlockScan: blocks of 256, 48 and 20 threads", in_every_order([] {
-               return cub_is_right<256>() && cub_is_right<48>() && cub_is_right<20>();
-           }));
-    expect("WarpReduce of 8 lanes, WarpScan", in_every_order(cub_warps_are_right));
+    }));
 }
 
 // Blocks pass numbers to the next block, several times; shared memory and a thread's variables stay theirs.
@@ -412,17 +358,6 @@ static void pass_on(int* numbers, int rounds, int* right) {
         cg::sync(grid);
     }
     right[me] = grid.is_valid() && kept == static_cast<int>(mine) && dynamic[t] == static_cast<int>(me);
-}
-static bool grids_wait() {
-    Array<int> numbers(5 * 48), right(5 * 48);
-    for (size_t i = 0; i < numbers.size; i++) numbers[i] = static_cast<int>(i);
-    int rounds = 3;
-    void* arguments[] = {&numbers.data, &rounds, &right.data};
-    const cudaError_t error = cudaLaunchCooperativeKernel(pass_on, 5, 48, arguments, 48 * sizeof(int));
-    cudaDeviceSynchronize();
-    return error == cudaSuccess && right.all_are(1) && numbers.each([](size_t i, int x) {
-        return x == static_cast<int>((i + 3 * 48) % 240) + 3;
-    });
 }
 namespace wmma = nvcuda::wmma;
 // d = a b + 2 c for small integers, with a and b in both layouts, and d stored in both. T: type of a and b; S: of c.
@@ -467,25 +402,6 @@ template <class T, class S, int M, int N, int K> static bool multiplies_all() {
            multiplies<T, S, M, N, K, Columns, Rows>(wmma::mem_row_major) &&
            multiplies<T, S, M, N, K, Columns, Columns>(wmma::mem_col_major);
 }
-// Two phases: each thread writes, and reads what another one has written. One thread drops out after the first phase.
-static bool barriers_wait() {
-    return holds(64, [] {
-        __shared__ cuda::barrier<cuda::thread_scope_block> ready;
-        __shared__ unsigned numbers[64];
-        const unsigned t = threadIdx.x;
-        if (t == 0) init(&ready, 64);
-        __syncthreads();
-        numbers[t] = t;
-        const auto token = ready.arrive();
-        ready.wait(token);
-        const unsigned other = numbers[63 - t];
-        if (t == 40) return ready.arrive_and_drop(), other == 23;
-        ready.arrive_and_wait();
-        numbers[t] = other + 1;
-        ready.arrive_and_wait();
-        return t == 23 || numbers[63 - t] == t + 1;
-    });
-}
 // 8 tiles pass through a pipeline of a thread or of the block.
 template <cuda::thread_scope SCOPE> static bool pipelines_copy() {
     Array<float> in(8 * 32);
@@ -515,30 +431,45 @@ template <cuda::thread_scope SCOPE> static bool pipelines_copy() {
         return sum == 0;
     });
 }
-// The first warp copies for a barrier; the second warp reads.
-static bool copies_arrive() {
-    Array<float4> in(32);
-    for (size_t i = 0; i < in.size; i++) in[i].z = static_cast<float>(i);
-    return holds(64, [in = in.data] {
-        __shared__ cuda::barrier<cuda::thread_scope_block> ready;
-        __shared__ float4 tile[32];
-        const auto block = cg::this_thread_block();
-        if (block.thread_rank() == 0) init(&ready, block.size());
-        block.sync();
-        const auto warp = cg::tiled_partition<32>(block);
-        if (warp.meta_group_rank() == 0) cuda::memcpy_async(warp, tile, in, sizeof(tile), ready);
-        ready.arrive_and_wait();
-        const unsigned other = 31 - warp.thread_rank();
-        return warp.meta_group_rank() == 0 || tile[other].z == static_cast<float>(other);
-    });
-}
 TEST("pipelines") {
     if (WARP_SIZE == 1) return;
-    expect("cuda::barrier waits for all threads that have not dropped out", in_every_order(barriers_wait));
+    expect("cuda::barrier waits for all threads that have not dropped out", in_every_order(64, [] {
+        // Two phases: each thread writes, and reads what another one has written.
+        __shared__ cuda::barrier<cuda::thread_scope_block> ready;
+        __shared__ unsigned numbers[64];
+        const unsigned t = threadIdx.x;
+        if (t == 0) init(&ready, 64);
+        __syncthreads();
+        numbers[t] = t;
+        const auto token = ready.arrive();
+        ready.wait(token);
+        const unsigned other = numbers[63 - t];
+        if (t == 40) return ready.arrive_and_drop(), other == 23;
+        ready.arrive_and_wait();
+        numbers[t] = other + 1;
+        ready.arrive_and_wait();
+        return t == 23 || numbers[63 - t] == t + 1;
+    }));
     expect("cuda::pipeline of a thread and of a block", in_every_order([] {
                return pipelines_copy<cuda::thread_scope_thread>() && pipelines_copy<cuda::thread_scope_block>();
            }));
-    expect("cuda::memcpy_async completes at a barrier", in_every_order(copies_arrive));
+    expect("cuda::memcpy_async completes at a barrier", in_every_order([] {
+        // The first warp copies; the second warp reads.
+        Array<float4> in(32);
+        for (size_t i = 0; i < in.size; i++) in[i].z = static_cast<float>(i);
+        return holds(64, [in = in.data] {
+            __shared__ cuda::barrier<cuda::thread_scope_block> ready;
+            __shared__ float4 tile[32];
+            const auto block = cg::this_thread_block();
+            if (block.thread_rank() == 0) init(&ready, block.size());
+            block.sync();
+            const auto warp = cg::tiled_partition<32>(block);
+            if (warp.meta_group_rank() == 0) cuda::memcpy_async(warp, tile, in, sizeof(tile), ready);
+            ready.arrive_and_wait();
+            const unsigned other = 31 - warp.thread_rank();
+            return warp.meta_group_rank() == 0 || tile[other].z == static_cast<float>(other);
+        });
+    }));
 }
 
 TEST("wmma") {
@@ -554,7 +485,17 @@ TEST("wmma") {
 }
 
 TEST("grids") {
-    expect("grid.sync() waits for all blocks; shared memory and variables are kept", in_every_order(grids_wait));
+    expect("grid.sync() waits for all blocks; shared memory and variables are kept", in_every_order([] {
+        Array<int> numbers(5 * 48), right(5 * 48);
+        for (size_t i = 0; i < numbers.size; i++) numbers[i] = static_cast<int>(i);
+        int rounds = 3;
+        void* arguments[] = {&numbers.data, &rounds, &right.data};
+        const cudaError_t error = cudaLaunchCooperativeKernel(pass_on, 5, 48, arguments, 48 * sizeof(int));
+        cudaDeviceSynchronize();
+        return error == cudaSuccess && right.all_are(1) && numbers.each([](size_t i, int x) {
+            return x == static_cast<int>((i + 3 * 48) % 240) + 3;
+        });
+    }));
     expect("a cooperative launch with more blocks than are resident is an error", WARP_SIZE == 1 || on("a100", [] {
                void* arguments[] = {nullptr, nullptr, nullptr};
                return cudaLaunchCooperativeKernel(pass_on, 108 * 2 + 1, 1024, arguments) ==
@@ -566,9 +507,47 @@ TEST("groups") {
     if (WARP_SIZE == 1) return;
     expect("__activemask has the lanes of a branch and of a loop; other threads may wait at a barrier or in a loop",
            in_every_order([] { return active_lanes_are_right(false) && active_lanes_are_right(true); }));
-    expect("tiles of a block and of a warp: ranks, shuffles, votes, reductions, scans",
-           in_every_order(tiles_are_right));
-    expect("coalesced threads", in_every_order(parts_of_a_warp_are_right));
+    expect("tiles of a block and of a warp: ranks, shuffles, votes, reductions, scans", in_every_order(dim3(16, 6), [] {
+        __shared__ int sums[6];
+        const cg::thread_block block = cg::this_thread_block();
+        const unsigned t = block.thread_rank(), place = t % 16;
+        const cg::thread_block_tile<32> warp = cg::tiled_partition<32>(block);
+        const auto tile = cg::tiled_partition<16>(warp);
+        const cg::thread_group any = cg::tiled_partition(block, 4);
+        bool right = t == threadIdx.x + 16 * threadIdx.y && block.size() == 96 && block.group_dim().y == 6 &&
+                     warp.thread_rank() == t % 32 && warp.meta_group_size() == 3 && warp.meta_group_rank() == t / 32 &&
+                     tile.meta_group_size() == 2 && tile.meta_group_rank() == t / 16 % 2 && tile.size() == 16 &&
+                     any.size() == 4 && any.thread_rank() == t % 4;
+        any.sync();
+        const int first = static_cast<int>(t - place);
+        right = right && sum_by_shuffles(tile, static_cast<int>(t)) == 16 * first + 120 &&
+                tile.shfl_up(t, 3) == (place < 3 ? t : t - 3) && tile.shfl_xor(t, 5) == (t ^ 5) &&
+                tile.any(place == 3) && !tile.all(place == 3) && tile.ballot(place == 3 || place == 9) == 0x208 &&
+                tile.match_any(place % 4) == 0x1111u << place % 4 &&
+                cg::reduce(tile, static_cast<int>(t), cg::plus<int>()) == 16 * first + 120 &&
+                cg::reduce(tile, place + 1, cg::greater<>()) == 16 && cg::reduce(tile, place + 1, cg::less<>()) == 1 &&
+                cg::inclusive_scan(tile, 2) == static_cast<int>(2 * place + 2) &&
+                cg::exclusive_scan(tile, place, [](unsigned x, unsigned y) { return std::max(x, y); }) ==
+                    (place == 0 ? 0 : place - 1);
+        if (place == 0) sums[t / 16] = static_cast<int>(t);
+        cg::sync(block);
+        return right && sums[5] == 80;
+    }));
+    expect("coalesced threads", in_every_order(32, [] {
+        const unsigned lane = threadIdx.x;
+        bool right = true;
+        if (lane % 3 == 1) {   // lanes 1, 4, ... 31
+            const cg::coalesced_group active = cg::coalesced_threads();
+            const auto pairs = cg::tiled_partition(active, 2);
+            right = right && active.size() == 11 && active.thread_rank() == lane / 3 && active.shfl(lane, 2) == 7 &&
+                    active.shfl_down(lane, 1) == (lane == 31 ? 31 : lane + 3) && active.ballot(lane > 27) == 0x600 &&
+                    cg::reduce(active, lane, cg::plus<unsigned>()) == 176 &&
+                    cg::inclusive_scan(active, 1u) == lane / 3 + 1 && pairs.thread_rank() == lane / 3 % 2 &&
+                    pairs.shfl(lane, 0) == lane - lane / 3 % 2 * 3;
+            active.sync();
+        }
+        return right;
+    }));
     expect("groups copy arrays to shared memory", in_every_order([] {
                return groups_copy<float4>() && groups_copy<float>() && groups_copy<char>();
            }));
@@ -815,27 +794,6 @@ static bool launches_by_address() {
     right = right && cudaStreamQuery(stream) == cudaSuccess && sum[0] == 6 * 7 + 1;
     cudaGetLastError();
     return right && cudaEventDestroy(event) == cudaSuccess && cudaStreamDestroy(stream) == cudaSuccess;
-}
-
-// Returns whether occupancy and attributes follow from the limits of an H100.
-static bool occupancy_is_the_gpus() {
-    int blocks = 0, grid = 0, threads = 0, value = 0;
-    const auto resident = [&](int size, size_t bytes) {
-        const auto error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing, size, bytes);
-        return error == cudaSuccess ? blocks : -1;
-    };
-    const auto shared_bytes = [](int size) { return size > 512 ? 200 << 10 : 0; };
-    return resident(256, 0) == 8 && resident(32, 0) == 32 && resident(33, 0) == 32 && resident(1024, 0) == 2 &&
-           resident(64, 56 << 10) == 4 && resident(64, 256 << 10) == 0 && resident(1025, 0) == -1 &&
-           cudaOccupancyMaxPotentialBlockSize(&grid, &threads, nothing) == cudaSuccess && grid == 264 &&
-           threads == 1024 && cudaOccupancyMaxPotentialBlockSize(&grid, &threads, nothing, 0, 200) == cudaSuccess &&
-           threads == 128 && grid == 132 * 16 &&
-           cudaOccupancyMaxPotentialBlockSizeVariableSMem(&grid, &threads, nothing, shared_bytes) == cudaSuccess &&
-           threads == 512 && grid == 132 * 4 &&
-           cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess && value == 132 &&
-           cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && value == 9 &&
-           cudaDeviceGetAttribute(&value, cudaDeviceAttr(9999), 0) == cudaErrorInvalidValue &&
-           cudaDeviceGetAttribute(&value, cudaDevAttrWarpSize, 7) == cudaErrorInvalidDevice;
 }
 
 TEST("host") {
@@ -1501,27 +1459,6 @@ static bool mma_multiplies() {
     });
 }
 
-// Each lane passes the address of a row of 8 numbers (row stride 80 bytes), and loads plain and transposed matrices.
-static bool ldmatrix_loads() {
-    return holds(32, [] {
-        char* row = shared_bytes() + threadIdx.x * 80;
-        for (unsigned i = 0; i < 8; i++)
-            reinterpret_cast<uint16_t*>(row)[i] = static_cast<uint16_t>(threadIdx.x * 8 + i);
-        __syncwarp();
-        uint32_t loaded[4], columns[4];
-        ldmatrix(loaded, row);
-        ldmatrix_transposed(columns, row);
-        bool right = true;
-        for (unsigned m = 0; m < 4; m++) {
-            const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4, plain = (m * 8 + g) * 8 + 2 * t,
-                           transposed = (m * 8 + 2 * t) * 8 + g;
-            right = right && loaded[m] == (plain | (plain + 1) << 16) &&
-                    columns[m] == (transposed | (transposed + 8) << 16);
-        }
-        return right;
-    }, 32 * 80);
-}
-
 // Copies three groups of two chunks per thread, by both functions for it. The last group is not valid and so writes
 // zeros. Reads them when up to `pending` groups may be pending. Returns each group's number of chunks that had not been
 // copied.
@@ -1550,8 +1487,24 @@ template <int pending> static std::array<int, 3> missing_copies() {
 
 static void test_warp_instructions() {
     expect("mma_m16n8k16 adds a product, with the PTX manual's fragments", in_every_order(mma_multiplies));
-    expect("ldmatrix: every lane gets its elements of four matrices, plain and transposed",
-           in_every_order(ldmatrix_loads));
+    expect("ldmatrix: every lane gets its elements of four matrices, plain and transposed", in_every_order(32, [] {
+        // Each lane passes the address of a row of 8 numbers (row stride 80 bytes).
+        char* row = shared_bytes() + threadIdx.x * 80;
+        for (unsigned i = 0; i < 8; i++)
+            reinterpret_cast<uint16_t*>(row)[i] = static_cast<uint16_t>(threadIdx.x * 8 + i);
+        __syncwarp();
+        uint32_t loaded[4], columns[4];
+        ldmatrix(loaded, row);
+        ldmatrix_transposed(columns, row);
+        bool right = true;
+        for (unsigned m = 0; m < 4; m++) {
+            const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4, plain = (m * 8 + g) * 8 + 2 * t,
+                           transposed = (m * 8 + 2 * t) * 8 + g;
+            right = right && loaded[m] == (plain | (plain + 1) << 16) &&
+                    columns[m] == (transposed | (transposed + 8) << 16);
+        }
+        return right;
+    }, 32 * 80));
     expect("cp_async: after cp_async_wait<0> all groups are complete, with zeros where not valid",
            in_every_order([] { return missing_copies<0>() == std::array<int, 3>{}; }));
     expect("cp_async: under a seed, cp_async_wait<1> completes all groups but the last, which is partly complete",
@@ -1934,66 +1887,6 @@ __device__ float rotated(float x) {
 }
 __global__ void calls_rotated(float* out) { out[threadIdx.x] = rotated(1); }
 
-// The arrays of a called function are noticed after the first block.
-static bool static_shared_of_callees_counts() {
-    Array<float> out(32);
-    const auto with = [&](size_t bytes) { return launch({1, 32, bytes}, calls_rotated, out.data); };
-    const bool noticed = with(48 << 10) == cudaSuccess && cudaDeviceSynchronize() == cudaErrorInvalidValue;
-    cuda_cpu::asynchronous_error() = cudaSuccess;
-    return noticed && with(48 << 10) == cudaErrorInvalidValue && with((48 << 10) - 256) == cudaSuccess &&
-           cudaFuncSetAttribute(calls_rotated, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10) ==
-               cudaErrorInvalidValue;
-}
-
-static bool static_shared_counts() {
-    constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    Array<float> out(1);
-    const auto with = [&](size_t bytes) { return launch({1, 1, bytes}, holds_4_kib, out.data); };
-    return with(44 << 10) == cudaSuccess && with((44 << 10) + 1) == cudaErrorInvalidValue &&
-           cudaFuncSetAttribute(holds_4_kib, dynamic, (223 << 10) + 1) == cudaErrorInvalidValue &&
-           cudaFuncSetAttribute(holds_4_kib, dynamic, 223 << 10) == cudaSuccess && with(223 << 10) == cudaSuccess;
-}
-
-static bool memory_is_the_gpus() {
-    constexpr size_t mib = 1 << 20;
-    size_t before = 0, after = 0, total = 0;
-    char *most = nullptr, *more = nullptr, *blocks[3];
-    cudaMemGetInfo(&before, &total);
-    const size_t all = before / (2 * mib) * (2 * mib);
-    bool right = total / mib > 79 * 1024 && total / mib < 80 * 1024 && total - before > 100 * mib &&
-                 total - before < 2048 * mib;
-    right = right && cudaMalloc(&more, before + 1) == cudaErrorMemoryAllocation && more == nullptr;
-    right =
-        right && cudaMalloc(&most, all) == cudaSuccess && cudaMalloc(&more, 2 * mib) == cudaErrorMemoryAllocation;
-    if (right) most[all - 1] = 1;  // the last byte can be written
-    right = right && cudaFree(most) == cudaSuccess;
-    for (size_t i = 0; i < 3; i++) cudaMalloc(&blocks[i], i < 2 ? 1000 : 2 * mib + 1);
-    cudaMemGetInfo(&after, &total);
-    right = right && before - after == 2 * mib + 4 * mib && std::isnan(*reinterpret_cast<float*>(blocks[2]));
-    for (char* block : blocks) cudaFree(block);
-    cudaMemGetInfo(&after, &total);
-    return right && after == before;
-}
-
-static bool copies_are_checked() {
-    float host[4] = {};
-    const Array<float> array(4);
-    float* const block = array.data;
-    struct { void* to; const void* from; size_t bytes; cudaMemcpyKind kind; cudaError_t expected; } const copies[] = {
-        {block, host, 16, cudaMemcpyHostToDevice, cudaSuccess},
-        {host, block, 16, cudaMemcpyDefault, cudaSuccess},
-        {block, host, 16, cudaMemcpyDeviceToHost, cudaErrorInvalidValue},
-        {host, block, 16, cudaMemcpyHostToDevice, cudaErrorInvalidValue},
-        {block, host, 16, cudaMemcpyDeviceToDevice, cudaErrorInvalidValue},
-        {block, host, 17, cudaMemcpyHostToDevice, cudaErrorInvalidValue},
-        {block + 1, host, 12, cudaMemcpyHostToDevice, cudaSuccess},
-        {block + 1, host, 13, cudaMemcpyHostToDevice, cudaErrorInvalidValue}};
-    bool right = cudaMemset(block, 0, 16) == cudaSuccess && cudaMemset(block, 0, 17) == cudaErrorInvalidValue &&
-                 cudaMemset(host, 0, 16) == cudaErrorInvalidValue;
-    for (const auto& c : copies) right = right && cudaMemcpy(c.to, c.from, c.bytes, c.kind) == c.expected;
-    return right;
-}
-
 // ---- streams
 
 __global__ void set_to(float* x, float value) { *x = value; }
@@ -2239,17 +2132,91 @@ TEST("cards") {
                                                launches_by_address() && blas_is_right<float>(); };
               return under_seeds(1, 8, all);
           }));
-    expect("occupancy and attributes are the GPU's", on("h100", occupancy_is_the_gpus));
-    expect("a kernel's __shared__ arrays count towards its shared memory", on("h100", static_shared_counts));
-    expect("so do those of the functions that it calls", on("h100", static_shared_of_callees_counts));
-    expect("device memory is the GPU's minus the context's, in pages of 2 MiB, and NaN at first; more is rejected",
-           on("h100", memory_is_the_gpus));
-    expect("copies whose kind does not match the memory, or that exceed an allocation, are rejected",
-           on("h100", copies_are_checked));
     test_streams();
     test_captures("h100");
     expect_each("cuBLASLt checks types and alignment of epilogues and operands", card_cases,
                 [](const Case& c) { return on("h100", [&] { return has_status(c.status, false, c.change); }); });
+}
+
+TEST("limits of cards") {
+    if (WARP_SIZE == 1) return;
+    expect("occupancy and attributes are the GPU's", on("h100", [] {
+        int blocks = 0, grid = 0, threads = 0, value = 0;
+        const auto resident = [&](int size, size_t bytes) {
+            const auto error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing, size, bytes);
+            return error == cudaSuccess ? blocks : -1;
+        };
+        const auto shared_bytes = [](int size) { return size > 512 ? 200 << 10 : 0; };
+        return resident(256, 0) == 8 && resident(32, 0) == 32 && resident(33, 0) == 32 && resident(1024, 0) == 2 &&
+               resident(64, 56 << 10) == 4 && resident(64, 256 << 10) == 0 && resident(1025, 0) == -1 &&
+               cudaOccupancyMaxPotentialBlockSize(&grid, &threads, nothing) == cudaSuccess && grid == 264 &&
+               threads == 1024 && cudaOccupancyMaxPotentialBlockSize(&grid, &threads, nothing, 0, 200) == cudaSuccess &&
+               threads == 128 && grid == 132 * 16 &&
+               cudaOccupancyMaxPotentialBlockSizeVariableSMem(&grid, &threads, nothing, shared_bytes) == cudaSuccess &&
+               threads == 512 && grid == 132 * 4 &&
+               cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess && value == 132 &&
+               cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && value == 9 &&
+               cudaDeviceGetAttribute(&value, cudaDeviceAttr(9999), 0) == cudaErrorInvalidValue &&
+               cudaDeviceGetAttribute(&value, cudaDevAttrWarpSize, 7) == cudaErrorInvalidDevice;
+    }));
+    expect("a kernel's __shared__ arrays count towards its shared memory", on("h100", [] {
+        constexpr auto dynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        Array<float> out(1);
+        const auto with = [&](size_t bytes) { return launch({1, 1, bytes}, holds_4_kib, out.data); };
+        return with(44 << 10) == cudaSuccess && with((44 << 10) + 1) == cudaErrorInvalidValue &&
+               cudaFuncSetAttribute(holds_4_kib, dynamic, (223 << 10) + 1) == cudaErrorInvalidValue &&
+               cudaFuncSetAttribute(holds_4_kib, dynamic, 223 << 10) == cudaSuccess && with(223 << 10) == cudaSuccess;
+    }));
+    expect("so do those of the functions that it calls", on("h100", [] {
+        // The arrays are noticed after the first block.
+        Array<float> out(32);
+        const auto with = [&](size_t bytes) { return launch({1, 32, bytes}, calls_rotated, out.data); };
+        const bool noticed = with(48 << 10) == cudaSuccess && cudaDeviceSynchronize() == cudaErrorInvalidValue;
+        cuda_cpu::asynchronous_error() = cudaSuccess;
+        return noticed && with(48 << 10) == cudaErrorInvalidValue && with((48 << 10) - 256) == cudaSuccess &&
+               cudaFuncSetAttribute(calls_rotated, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10) ==
+                   cudaErrorInvalidValue;
+    }));
+    expect("device memory is the GPU's minus the context's, in pages of 2 MiB, and NaN at first; more is rejected",
+           on("h100", [] {
+        constexpr size_t mib = 1 << 20;
+        size_t before = 0, after = 0, total = 0;
+        char *most = nullptr, *more = nullptr, *blocks[3];
+        cudaMemGetInfo(&before, &total);
+        const size_t all = before / (2 * mib) * (2 * mib);
+        bool right = total / mib > 79 * 1024 && total / mib < 80 * 1024 && total - before > 100 * mib &&
+                     total - before < 2048 * mib;
+        right = right && cudaMalloc(&more, before + 1) == cudaErrorMemoryAllocation && more == nullptr;
+        right =
+            right && cudaMalloc(&most, all) == cudaSuccess && cudaMalloc(&more, 2 * mib) == cudaErrorMemoryAllocation;
+        if (right) most[all - 1] = 1;  // the last byte can be written
+        right = right && cudaFree(most) == cudaSuccess;
+        for (size_t i = 0; i < 3; i++) cudaMalloc(&blocks[i], i < 2 ? 1000 : 2 * mib + 1);
+        cudaMemGetInfo(&after, &total);
+        right = right && before - after == 2 * mib + 4 * mib && std::isnan(*reinterpret_cast<float*>(blocks[2]));
+        for (char* block : blocks) cudaFree(block);
+        cudaMemGetInfo(&after, &total);
+        return right && after == before;
+    }));
+    expect("copies whose kind does not match the memory, or that exceed an allocation, are rejected",
+           on("h100", [] {
+        float host[4] = {};
+        const Array<float> array(4);
+        float* const block = array.data;
+        struct { void* to; const void* from; size_t bytes; cudaMemcpyKind kind; cudaError_t error; } const copies[] = {
+            {block, host, 16, cudaMemcpyHostToDevice, cudaSuccess},
+            {host, block, 16, cudaMemcpyDefault, cudaSuccess},
+            {block, host, 16, cudaMemcpyDeviceToHost, cudaErrorInvalidValue},
+            {host, block, 16, cudaMemcpyHostToDevice, cudaErrorInvalidValue},
+            {block, host, 16, cudaMemcpyDeviceToDevice, cudaErrorInvalidValue},
+            {block, host, 17, cudaMemcpyHostToDevice, cudaErrorInvalidValue},
+            {block + 1, host, 12, cudaMemcpyHostToDevice, cudaSuccess},
+            {block + 1, host, 13, cudaMemcpyHostToDevice, cudaErrorInvalidValue}};
+        bool right = cudaMemset(block, 0, 16) == cudaSuccess && cudaMemset(block, 0, 17) == cudaErrorInvalidValue &&
+                     cudaMemset(host, 0, 16) == cudaErrorInvalidValue;
+        for (const auto& c : copies) right = right && cudaMemcpy(c.to, c.from, c.bytes, c.kind) == c.error;
+        return right;
+    }));
 }
 
 // ==== atomics ===========================================================================================
@@ -2285,9 +2252,12 @@ template <class T> static bool atomic_types_are_right() {
     cuda::std::atomic<T> value(7);
     return right && number == 3 && value++ == 7 && (value = 2) == 2 && value.fetch_add(4) == 2 && value == 6;
 }
-// One thread publishes data for the others, which wait for a flag.
-static bool flags_order_data() {
-    return holds(64, [] {
+
+TEST("atomics") {
+    expect("cuda::atomic_ref and cuda::atomic: operations on int, unsigned long long, float",
+           atomic_types_are_right<int>() && atomic_types_are_right<unsigned long long>() &&
+               atomic_types_are_right<float>());
+    expect("a thread waits for an atomic flag", in_every_order(64, [] {
         __shared__ int data;
         __shared__ cuda::atomic<int, cuda::thread_scope_block> flag;
         if (threadIdx.x == 0) flag.store(0);
@@ -2298,13 +2268,7 @@ static bool flags_order_data() {
         }
         flag.wait(0, cuda::memory_order_acquire);
         return data == 7;
-    });
-}
-
-TEST("atomics") {
-    expect("cuda::atomic_ref and cuda::atomic: operations on int, unsigned long long, float; a thread waits for a flag",
-           atomic_types_are_right<int>() && atomic_types_are_right<unsigned long long>() &&
-               atomic_types_are_right<float>() && in_every_order(flags_order_data));
+    }));
     expect("each atomicAdd returns a different sum, for int, unsigned, unsigned long long, float, double, bfloat16",
            sums_of<int>(2) && sums_of<unsigned>(3) && sums_of<unsigned long long>(1ull << 40) && sums_of<float>(0.5f) &&
                sums_of<double>(0.125) &&
