@@ -172,10 +172,11 @@ inline cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t ta, 
                                       type_c, ldc, 0, 1, compute, algorithm);
 }
 
-// ---- functions for float and double
+// ---- functions for float, double and, in products, half precision
 
 namespace cuda_cpu {
-template <class T> constexpr cudaDataType_t data_type = std::is_same_v<T, double> ? CUDA_R_64F : CUDA_R_32F;
+template <class T>
+constexpr cudaDataType_t data_type = sizeof(T) == 8 ? CUDA_R_64F : sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16F;
 template <class T>
 cublasStatus_t gemm_batches(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
                             const T* alpha, const T* A, int lda, long long step_a, const T* B, int ldb,
@@ -228,3 +229,5 @@ CUDA_CPU_BLAS(gemv, gemv)
 CUDA_CPU_BLAS(gemm, gemm)
 CUDA_CPU_BLAS(gemmStridedBatched, gemm_batches)
 CUDA_CPU_BLAS(geam, geam)
+inline constexpr auto& cublasHgemm = cuda_cpu::gemm<__half>;
+inline constexpr auto& cublasHgemmStridedBatched = cuda_cpu::gemm_batches<__half>;

@@ -1203,10 +1203,10 @@ template <class T> static bool blas_is_right() {
 TEST("products") {
     expect("cuBLAS: functions of float and double give the results of their definitions",
            blas_is_right<float>() && blas_is_right<double>());
-    expect("cublasGemmEx: half precision with a float result; errors", [] {
+    expect("cublasGemmEx and cublasHgemm: half precision, with a float result; errors", [] {
         cublasHandle_t handle;
         cublasCreate(&handle);
-        Array<__half> a(4);
+        Array<__half> a(4), c(1);
         Array<float> d(4);
         for (int i = 0; i < 4; i++) a[i] = static_cast<float>(i + 1);
         const float half = 0.5f, none = 0;
@@ -1218,10 +1218,12 @@ TEST("products") {
         const bool right = status(2, CUDA_R_32F) == "CUBLAS_STATUS_SUCCESS" &&
                            status(1, CUDA_R_32F) == "CUBLAS_STATUS_INVALID_VALUE" &&
                            status(2, CUDA_R_16BF) == "CUBLAS_STATUS_NOT_SUPPORTED" &&
-                           cublasSscal(nullptr, 4, &half, d.data, 1) == CUBLAS_STATUS_NOT_INITIALIZED;
+                           cublasSscal(nullptr, 4, &half, d.data, 1) == CUBLAS_STATUS_NOT_INITIALIZED &&
+                           cublasHgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, 2, a.data, a.data, 2, a.data, 2, a.data,
+                                       c.data, 1) == CUBLAS_STATUS_SUCCESS;
         cudaDeviceSynchronize();
         cublasDestroy(handle);
-        return right && d[0] == 3.5f && d[1] == 5 && d[2] == 7.5f && d[3] == 11;
+        return right && d[0] == 3.5f && d[1] == 5 && d[2] == 7.5f && d[3] == 11 && float(c[0]) == 7;
     }());
     expect("products of column-major matrices with every transposition, leading dimensions, alpha, beta and C equal a "
            "loop in double, by oneDNN and by the plain loop",
