@@ -1,6 +1,5 @@
-// CUB's reductions and scans of warps and blocks. (rewrite.py includes this file for the
-// parts of cub, too.) They use shuffles and shared memory as CUB's default algorithms do; an algorithm that the
-// template arguments name selects only the order in which BlockLoad and BlockStore access memory.
+// CUB's reductions and scans of warps and blocks. (rewrite.py includes this file for the parts of cub, too.) They use
+// shuffles and shared memory as CUB's default algorithms do; an algorithm that the template arguments name is ignored.
 #pragma once
 
 #include "../cuda_runtime.h"
