@@ -1348,20 +1348,6 @@ template <class T> static bool product_is_perturbed(cudaDataType_t type) {
     return near && first != exact && second != exact && second != first && first == product_with<T>(1, type);
 }
 
-// Returns whether a seed changes many results of a function, each by at most 3 ULP.
-static bool function_is_perturbed(float (*function)(float), uint64_t seed) {
-    int differ = 0, worst = 0;
-    for (float x = 0.125f; x < 80; x += 0.0625f) {
-        const int before = __float_as_int(function(x));
-        set_rounding(seed);
-        const int distance = std::abs(__float_as_int(function(x)) - before);
-        set_rounding(0);
-        differ += distance > 0;
-        worst = std::max(worst, distance);
-    }
-    return differ > 50 && worst <= 3;
-}
-
 TEST("rounding") {
     expect("CUDA_CPU_ROUNDING: products differ between seeds only by rounding; a seed always gives the same bits",
            product_is_perturbed<float>(CUDA_R_32F) && product_is_perturbed<__nv_bfloat16>(CUDA_R_16BF) &&
@@ -1374,8 +1360,18 @@ TEST("rounding") {
         {"__logf", [](float x) { return __logf(x); }}};
     expect_each("CUDA_CPU_ROUNDING: functions differ only in their last bits", functions, [](const auto& row) {
         bool right = true;
-        for (uint64_t seed = 1; seed <= 8 && cuda_cpu::perturbs_math; seed++)
-            right = right && function_is_perturbed(row.function, seed);
+        for (uint64_t seed = 1; seed <= 8 && cuda_cpu::perturbs_math; seed++) {
+            int differ = 0, worst = 0;   // in ULP
+            for (float x = 0.125f; x < 80; x += 0.0625f) {
+                const int before = __float_as_int(row.function(x));
+                set_rounding(seed);
+                const int distance = std::abs(__float_as_int(row.function(x)) - before);
+                set_rounding(0);
+                differ += distance > 0;
+                worst = std::max(worst, distance);
+            }
+            right = right && differ > 50 && worst <= 3;
+        }
         return right;
     });
     set_rounding(3);
@@ -1857,18 +1853,6 @@ TEST("tensor cores") {
 
 // ==== emulated GPUs =====================================================================================
 
-// Returns whether the properties equal those in card.h, the only place that has the numbers.
-static bool describes_itself(const cuda_cpu::Card& card) {
-    cudaDeviceProp p;
-    cudaGetDeviceProperties(&p, 0);
-    return p.name == std::string(card.name) && p.major * 10 + p.minor == card.capability.number() &&
-           p.multiProcessorCount == card.multiprocessors && p.totalGlobalMem == card.memory_bytes &&
-           p.sharedMemPerMultiprocessor == card.capability.shared_per_multiprocessor &&
-           p.reservedSharedMemPerBlock == p.sharedMemPerMultiprocessor - p.sharedMemPerBlockOptin &&
-           p.sharedMemPerBlock == 48 << 10 && p.regsPerBlock == 65536 && p.warpSize == 32 &&
-           shared_memory_ends_at(p.sharedMemPerBlockOptin);
-}
-
 __global__ void holds_4_kib(float* out) {
     __shared__ float own[1024];
     own[threadIdx.x] = out[0];
@@ -2095,16 +2079,6 @@ static const Case card_cases[] = {
     {"A at 4 bytes, 8 promised", invalid, [](Parts& p) { promise(p, 8), p.a_offset = 4; }},
 };
 
-// Returns whether an emulated GPU executes an instruction if its compute capability has it, and rejects it otherwise.
-static bool follows_capability(const cuda_cpu::Card& card, const Instruction& instruction) {
-    const auto [output, code] = run_child("instruction" + std::to_string(&instruction - instructions),
-                                          std::string("CUDA_CPU_CARD=") + card.key);
-    const int capability = card.capability.number();
-    if (capability >= instruction.least && capability <= instruction.most) return code == 0 && output.empty();
-    return code == 1 && contains(output, std::string("calls ") + instruction.name +
-                                             " but it is an illegal instruction on " + card.name);
-}
-
 TEST("cards") {
     if (WARP_SIZE == 1) {
         expect("emulating a GPU with WARP_SIZE 1 is rejected",
@@ -2112,14 +2086,28 @@ TEST("cards") {
         return;
     }
     for (const cuda_cpu::Card& card : cuda_cpu::cards) {
+        const int capability = card.capability.number();
         expect(card.key + std::string(": properties, shared memory, tensor maps, FP8 are the GPU's"), on(card.key, [&] {
-                  const int capability = card.capability.number();
-                  return describes_itself(card) && (MapRequest{}.status() == CUDA_SUCCESS) == (capability >= 90) &&
-                         has_status(fine, true, [](Parts&) {}) == (capability >= 89) &&
-                         has_status(fine, true, a_not_transposed) == (capability / 10 == 10);
-              }));
+            cudaDeviceProp p;   // as in card.h, the only place that has the numbers
+            cudaGetDeviceProperties(&p, 0);
+            return p.name == std::string(card.name) && p.major * 10 + p.minor == capability &&
+                   p.multiProcessorCount == card.multiprocessors && p.totalGlobalMem == card.memory_bytes &&
+                   p.sharedMemPerMultiprocessor == card.capability.shared_per_multiprocessor &&
+                   p.reservedSharedMemPerBlock == p.sharedMemPerMultiprocessor - p.sharedMemPerBlockOptin &&
+                   p.sharedMemPerBlock == 48 << 10 && p.regsPerBlock == 65536 && p.warpSize == 32 &&
+                   shared_memory_ends_at(p.sharedMemPerBlockOptin) &&
+                   (MapRequest{}.status() == CUDA_SUCCESS) == (capability >= 90) &&
+                   has_status(fine, true, [](Parts&) {}) == (capability >= 89) &&
+                   has_status(fine, true, a_not_transposed) == (capability / 10 == 10);
+        }));
         expect_each(std::string(card.key) + ": PTX instructions that the GPU does not have are rejected", instructions,
-                    [&](const Instruction& instruction) { return follows_capability(card, instruction); });
+                    [&](const Instruction& i) {
+            const auto [output, code] = run_child("instruction" + std::to_string(&i - instructions),
+                                                  std::string("CUDA_CPU_CARD=") + card.key);
+            if (capability >= i.least && capability <= i.most) return code == 0 && output.empty();
+            return code == 1 && contains(output, std::string("calls ") + i.name +
+                                                     " but it is an illegal instruction on " + card.name);
+        });
     }
     expect("an unknown GPU is rejected with a list of those that can be emulated",
            child_fails(2, "CUDA_CPU_CARD is \"h900\"; expected one of h100, h200, a100, 4090, l40s, t4, b200", "global",
