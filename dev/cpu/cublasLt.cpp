@@ -153,60 +153,50 @@ const void* expanded(Scratch kind, cudaDataType_t to_type, const void* from, cud
 // matrix by a single column, as for one sampled token, in the time of reading A once. (oneDNN would first copy A to its
 // own tile layout.)
 
-typedef float Vector __attribute__((vector_size(64), aligned(sizeof(float)), may_alias));
-constexpr int64_t vector_size = sizeof(Vector) / sizeof(float), tile_size = 256;
+constexpr int64_t piece_rows = 256, piece_columns = 4;  // of D, whose sums a worker keeps in its cache
 
-// Returns row i of op(A), which is contiguous, times a column x.
-float row_product(const Product& p, const void* a, const float* x, int64_t i) {
-    float sum = 0, y[tile_size];
-    for (int64_t k = 0; k < p.k; k += tile_size) {
-        const int64_t length = std::min(tile_size, p.k - k);
-        load(y, at(a, p.type_a, i * p.lda + k), p.type_a, length);
-        for (int64_t e = 0; e < length; e++) sum += y[e] * x[k + e];
+// Computes `rows` rows and `columns` columns of op(A) B from row i on. B: contiguous columns of floats.
+void multiply_piece(float (&sums)[piece_columns][piece_rows], const Product& p, const void* a, const float* b,
+                    int64_t i, int64_t rows, int64_t columns) {
+    float y[piece_rows];
+    for (auto& column : sums) std::fill_n(column, rows, 0.0f);
+    if (p.transpose_a) {  // rows of op(A) are contiguous
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = 0; k < p.k; k += piece_rows) {
+                const int64_t length = std::min(piece_rows, p.k - k);
+                load(y, at(a, p.type_a, (i + r) * p.lda + k), p.type_a, length);
+                for (int64_t j = 0; j < columns; j++) {
+                    float sum = sums[j][r];
+                    for (int64_t e = 0; e < length; e++) sum += y[e] * b[j * p.k + k + e];
+                    sums[j][r] = sum;
+                }
+            }
+        return;
     }
-    return sum;
-}
-
-// Computes a tile of D, of COLUMNS columns and as many rows as fit in a worker's registers. B: contiguous columns.
-template <int64_t COLUMNS>
-void multiply_tile(const Product& p, const void* a, const float* b, const Target& d, int64_t i, int64_t j) {
-    constexpr int64_t ROWS = tile_size / COLUMNS;
-    const int64_t rows = std::min(ROWS, p.m - i);
-    float y[ROWS] = {}, sum[COLUMNS][ROWS];
-    const float* column[COLUMNS];
-    for (int64_t c = 0; c < COLUMNS; c++) column[c] = b + std::min(j + c, p.n - 1) * p.k;
-    if (p.transpose_a) {
-        for (int64_t r = 0; r < rows; r++) sum[0][r] = row_product(p, a, column[0], i + r);
-    } else {
-        Vector sums[COLUMNS][ROWS / vector_size] = {};
-        for (int64_t k = 0; k < p.k; k++) {
-            load(y, at(a, p.type_a, k * p.lda + i), p.type_a, rows);
-            for (int64_t c = 0; c < COLUMNS; c++)
-                for (int64_t v = 0; v < ROWS / vector_size; v++)
-                    sums[c][v] += reinterpret_cast<const Vector*>(y)[v] * column[c][k];
-        }
-        memcpy(sum, sums, sizeof(sum));
-    }
-    for (int64_t c = 0; c < std::min(COLUMNS, p.n - j); c++) {
-        float* const out = static_cast<float*>(d.data) + (j + c) * d.ld + i;
-        for (int64_t r = 0; r < rows; r++) out[r] = p.alpha * sum[c][r] + (p.beta != 0 ? p.beta * out[r] : 0);
+    for (int64_t k = 0; k < p.k; k++) {
+        load(y, at(a, p.type_a, k * p.lda + i), p.type_a, rows);
+        for (int64_t j = 0; j < columns; j++)
+            for (int64_t r = 0; r < rows; r++) sums[j][r] += y[r] * b[j * p.k + k];
     }
 }
 
-void plain_product(const Product& given, const void* a, const void* b, const Target& d) {
-    Product p = given;
-    constexpr int64_t min_parallel = 1 << 16, columns = 4;  // min. products for several workers; of a tile
-    b = expanded(Scratch::panels_b, CUDA_R_32F, b, p.type_b, p.ldb, p.k, p.n, p.transpose_b);
-    if (p.n > 1 && p.transpose_a) {
-        a = expanded(Scratch::panels_a, CUDA_R_32F, a, p.type_a, p.lda, p.m, p.k, true);
-        p.type_a = CUDA_R_32F, p.lda = p.m, p.transpose_a = false;
-    }
-    const auto multiply = p.n == 1 ? multiply_tile<1> : multiply_tile<columns>;
-    const int64_t step = p.n == 1 ? 1 : columns;
+void plain_product(const Product& p, const void* a, const void* b, const Target& d) {
+    constexpr int64_t min_parallel = 1 << 16, unit = 64;  // min. products for several workers; rows per unit
+    const float* const B = static_cast<const float*>(
+        expanded(Scratch::panels_b, CUDA_R_32F, b, p.type_b, p.ldb, p.k, p.n, p.transpose_b));
+    const int64_t workers = omp_get_max_threads(), even = ((p.m + workers - 1) / workers + unit - 1) / unit * unit;
+    const int64_t piece = std::min(piece_rows, even);
 #pragma omp parallel for collapse(2) if (p.m * p.n * p.k >= min_parallel)
-    for (int64_t j = 0; j < p.n; j += step)
-        for (int64_t i = 0; i < p.m; i += tile_size / step)
-            multiply(p, a, static_cast<const float*>(b), d, i, j);
+    for (int64_t j = 0; j < p.n; j += piece_columns)
+        for (int64_t i = 0; i < p.m; i += piece) {
+            const int64_t rows = std::min(piece, p.m - i), columns = std::min(piece_columns, p.n - j);
+            float sums[piece_columns][piece_rows];
+            multiply_piece(sums, p, a, B + j * p.k, i, rows, columns);
+            for (int64_t c = 0; c < columns; c++) {
+                float* const out = static_cast<float*>(d.data) + (j + c) * d.ld + i;
+                for (int64_t r = 0; r < rows; r++) out[r] = p.alpha * sums[c][r] + (p.beta != 0 ? p.beta * out[r] : 0);
+            }
+        }
 }
 
 // Clears the last 4 of the 24 significand bits of each sum.
