@@ -1,6 +1,6 @@
 // The matrix products of cuBLASLt (cublasLt.h), by oneDNN or a plain loop.
 //
-// Map: algorithms · product (plain loop) · epilogue · oneDNN · supported cases · cublasLtMatmul, FP8
+// Map: algorithms · product (plain loop, single column) · epilogue · oneDNN · supported cases · cublasLtMatmul, FP8
 #include "cublasLt.h"
 
 #include <algorithm>
@@ -137,7 +137,7 @@ const void* expanded(Scratch kind, cudaDataType_t to_type, const void* from, cud
                      int64_t rows, int64_t columns, bool transposed = false) {
     void* const to = scratch(kind, rows * columns);
     constexpr int64_t piece = 256;
-#pragma omp parallel for if (columns > 1)
+#pragma omp parallel for
     for (int64_t c = 0; c < columns; c++)
         for (int64_t r = 0; r < rows; r += piece) {
             float x[piece];
@@ -149,54 +149,101 @@ const void* expanded(Scratch kind, cudaDataType_t to_type, const void* from, cud
     return to;
 }
 
-// ---- the plain loop. Every sum runs over k in the same order, for any number of workers. It also multiplies a 16-bit
-// matrix by a single column, as for one sampled token, in the time of reading A once. (oneDNN would first copy A to its
-// own tile layout.)
+// ---- the plain loop. Every sum runs over k in ascending order, for any number of workers.
 
-constexpr int64_t piece_rows = 256, piece_columns = 4;  // of D, whose sums a worker keeps in its cache
+constexpr int64_t panel = 64, group = 4;  // rows and columns of a register tile of D
 
-// Computes `rows` rows and `columns` columns of op(A) B from row i on. B: contiguous columns of floats.
-void multiply_piece(float (&sums)[piece_columns][piece_rows], const Product& p, const void* a, const float* b,
-                    int64_t i, int64_t rows, int64_t columns) {
-    float y[piece_rows];
-    for (auto& column : sums) std::fill_n(column, rows, 0.0f);
-    if (p.transpose_a) {  // rows of op(A) are contiguous
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t k = 0; k < p.k; k += piece_rows) {
-                const int64_t length = std::min(piece_rows, p.k - k);
-                load(y, at(a, p.type_a, (i + r) * p.lda + k), p.type_a, length);
-                for (int64_t j = 0; j < columns; j++) {
-                    float sum = sums[j][r];
-                    for (int64_t e = 0; e < length; e++) sum += y[e] * b[j * p.k + k + e];
-                    sums[j][r] = sum;
-                }
-            }
-        return;
+// Packs a matrix of rows x k elements, contiguous along k or along rows, into panels [k][width], padded with zeros.
+float* packed(Scratch kind, const void* from, cudaDataType_t type, int64_t ld, bool k_is_contiguous, int64_t rows,
+              int64_t k, int64_t width) {
+    const int64_t panels = (rows + width - 1) / width;
+    float* const to = scratch(kind, panels * width * k);
+#pragma omp parallel for
+    for (int64_t p = 0; p < panels; p++) {
+        float* const out = to + p * width * k;
+        const int64_t first = p * width, count = std::min(width, rows - first);
+        std::fill_n(out, width * k, 0.0f);
+        if (!k_is_contiguous) {
+            for (int64_t i = 0; i < k; i++) load(out + i * width, at(from, type, i * ld + first), type, count);
+            continue;
+        }
+        std::vector<float> line(k);
+        for (int64_t r = 0; r < count; r++) {
+            load(line.data(), at(from, type, (first + r) * ld), type, k);
+            for (int64_t i = 0; i < k; i++) out[i * width + r] = line[i];
+        }
     }
+    return to;
+}
+
+typedef float Vector __attribute__((vector_size(64), aligned(sizeof(float)), may_alias));
+constexpr int64_t vector_size = sizeof(Vector) / sizeof(float);
+
+// Computes rows x columns of D from panel `a` [k][panel] and panel `b` [k][group].
+void multiply_panels(const Product& p, const float* a, const float* b, float* d, int64_t ldd, int64_t rows,
+                     int64_t columns) {
+    Vector sum[group][panel / vector_size] = {};
     for (int64_t k = 0; k < p.k; k++) {
-        load(y, at(a, p.type_a, k * p.lda + i), p.type_a, rows);
-        for (int64_t j = 0; j < columns; j++)
-            for (int64_t r = 0; r < rows; r++) sums[j][r] += y[r] * b[j * p.k + k];
+        const Vector* column = reinterpret_cast<const Vector*>(a + k * panel);
+        for (int64_t j = 0; j < group; j++)
+            for (int64_t v = 0; v < panel / vector_size; v++) sum[j][v] += column[v] * b[k * group + j];
+    }
+    for (int64_t j = 0; j < columns; j++) {
+        const float* column = reinterpret_cast<const float*>(sum[j]);
+        float* out = d + j * ldd;
+        for (int64_t i = 0; i < rows; i++) out[i] = p.alpha * column[i] + (p.beta != 0 ? p.beta * out[i] : 0);
     }
 }
 
 void plain_product(const Product& p, const void* a, const void* b, const Target& d) {
-    constexpr int64_t min_parallel = 1 << 16, unit = 64;  // min. products for several workers; rows per unit
-    const float* const B = static_cast<const float*>(
-        expanded(Scratch::panels_b, CUDA_R_32F, b, p.type_b, p.ldb, p.k, p.n, p.transpose_b));
-    const int64_t workers = omp_get_max_threads(), even = ((p.m + workers - 1) / workers + unit - 1) / unit * unit;
-    const int64_t piece = std::min(piece_rows, even);
-#pragma omp parallel for collapse(2) if (p.m * p.n * p.k >= min_parallel)
-    for (int64_t j = 0; j < p.n; j += piece_columns)
-        for (int64_t i = 0; i < p.m; i += piece) {
-            const int64_t rows = std::min(piece, p.m - i), columns = std::min(piece_columns, p.n - j);
-            float sums[piece_columns][piece_rows];
-            multiply_piece(sums, p, a, B + j * p.k, i, rows, columns);
-            for (int64_t c = 0; c < columns; c++) {
-                float* const out = static_cast<float*>(d.data) + (j + c) * d.ld + i;
-                for (int64_t r = 0; r < rows; r++) out[r] = p.alpha * sums[c][r] + (p.beta != 0 ? p.beta * out[r] : 0);
+    const float* A = packed(Scratch::panels_a, a, p.type_a, p.lda, p.transpose_a, p.m, p.k, panel);
+    const float* B = packed(Scratch::panels_b, b, p.type_b, p.ldb, !p.transpose_b, p.n, p.k, group);
+    float* const out = static_cast<float*>(d.data);
+#pragma omp parallel for collapse(2)
+    for (int64_t i = 0; i < p.m; i += panel)
+        for (int64_t j = 0; j < p.n; j += group)
+            multiply_panels(p, A + i * p.k, B + j * p.k, out + j * d.ld + i, d.ld, std::min(panel, p.m - i),
+                            std::min(group, p.n - j));
+}
+
+// ---- 16-bit matrix times a single column, as for one sampled token. Its time is that of reading A once. (oneDNN
+// would first copy A to its own tile layout.) Each sum runs over k in the same order for any number of workers.
+
+// Computes rows [begin, begin + count) of op(A) x.
+void multiply_rows(float* sums, const Product& p, const void* a, const float* x, int64_t begin, int64_t count) {
+    constexpr int64_t piece = 256;
+    float y[piece];
+    if (p.transpose_a) {  // rows of op(A) are contiguous
+        for (int64_t i = begin; i < begin + count; i++) {
+            float sum = 0;
+            for (int64_t k = 0; k < p.k; k += piece) {
+                const int64_t length = std::min(piece, p.k - k);
+                load(y, at(a, p.type_a, i * p.lda + k), p.type_a, length);
+                for (int64_t e = 0; e < length; e++) sum += y[e] * x[k + e];
             }
+            sums[i] = sum;
         }
+        return;
+    }
+    for (int64_t i = begin; i < begin + count; i += piece) {
+        const int64_t length = std::min(piece, begin + count - i);
+        std::fill_n(sums + i, length, 0.0f);
+        for (int64_t k = 0; k < p.k; k++) {
+            load(y, at(a, p.type_a, k * p.lda + i), p.type_a, length);
+            for (int64_t e = 0; e < length; e++) sums[i + e] += y[e] * x[k];
+        }
+    }
+}
+
+void vector_product(const Product& p, const void* a, const void* b, float* d) {
+    constexpr int64_t min_parallel = 1 << 16, unit = 64;  // min. elements of A for several workers; rows per unit
+    std::vector<float> x(p.k), sums(p.m);
+    for (int64_t k = 0; k < p.k; k++) load(&x[k], at(b, p.type_b, p.transpose_b ? k * p.ldb : k), p.type_b, 1);
+    const int64_t workers = p.m * p.k < min_parallel ? 1 : omp_get_max_threads();
+    const int64_t rows = ((p.m + workers - 1) / workers + unit - 1) / unit * unit;  // per worker
+#pragma omp parallel for schedule(static, 1) if (workers > 1)
+    for (int64_t i = 0; i < p.m; i += rows) multiply_rows(sums.data(), p, a, x.data(), i, std::min(rows, p.m - i));
+    for (int64_t i = 0; i < p.m; i++) d[i] = p.alpha * sums[i] + (p.beta != 0 ? p.beta * d[i] : 0);
 }
 
 // Clears the last 4 of the 24 significand bits of each sum.
@@ -502,7 +549,7 @@ bool is_vector(const Product& p) { return p.n == 1 && bytes_of(p.type_a) == 2; }
 
 // Computes the product in float by the fast algorithm. Without oneDNN it prints a notice once and uses the plain loop.
 void fast_product(const Product& p, const void* A, const void* B, const Target& sums) {
-    if (is_vector(p)) return plain_product(p, A, B, sums);
+    if (is_vector(p)) return vector_product(p, A, B, static_cast<float*>(sums.data));
 #ifdef HAVE_ONEDNN
     if (onednn_product(p, A, B, sums)) return;
 #endif
