@@ -137,23 +137,6 @@ inline thread_group tiled_partition(const thread_group& parent, unsigned size) {
 inline coalesced_group coalesced_threads(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
     return {__activemask(file, line), 0, 1};
 }
-// Groups of the threads that pass the same label.
-template <class Label> coalesced_group labeled_partition(const coalesced_group& parent, Label label) {
-    const auto labels = parent.all_values(label);
-    const unsigned size = parent.size();
-    std::vector<Label> before;   // distinct labels, in the order of ranks
-    for (unsigned rank = 0; rank < size; rank++)
-        if (std::find(before.begin(), before.end(), labels[rank]) == before.end()) before.push_back(labels[rank]);
-    unsigned mask = 0;
-    for (unsigned rank = 0; rank < size; rank++)
-        mask |= labels[rank] == label ? 1u << cuda_cpu_groups::lane_of(parent.lanes_of_tile(32), rank) : 0;
-    const auto number = std::find(before.begin(), before.end(), label) - before.begin();
-    return {mask, static_cast<unsigned>(number), static_cast<unsigned>(before.size())};
-}
-inline coalesced_group binary_partition(const coalesced_group& parent, bool yes) {
-    return labeled_partition(parent, yes);
-}
-
 template <class Group> CUDA_CPU_INSTRUCTION void sync(const Group& group) { group.sync(); }
 template <class Group> auto thread_rank(const Group& group) { return group.thread_rank(); }
 template <class Group> auto group_size(const Group& group) { return group.size(); }

@@ -277,6 +277,7 @@ cudaDataType_t type_of_bias(const cublasLtMatmulDescOpaque_t& desc, const Produc
 void finish(const cublasLtMatmulDescOpaque_t& desc, const Product& p, const Target& sums, float alpha, float beta,
             const Source& c, const Target& d) {
     constexpr int64_t piece = 256;
+    if (sums.data == d.data && desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT && alpha == 1 && beta == 0) return;
     const auto bias_type = type_of_bias(desc, p, d.type);
 #pragma omp parallel for if (!omp_in_parallel())
     for (int64_t j = 0; j < p.n; j++)
@@ -439,8 +440,7 @@ bool small_product(const cublasLtMatmulDescOpaque_t& desc, const Product& p, con
         const Target part{at(d.data, d.type, first * d.ld), d.type, d.ld};
         done = onednn_float(columns, a, at(b, p.type_b, first * (p.transpose_b ? 1 : p.ldb)), part) && done;
         if (desc.epilogue & has_aux) epilogue.aux = at(desc.aux, d.type, first * desc.aux_ld);
-        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT || beta != 0)
-            finish(epilogue, columns, part, 1, beta, {at(c.data, d.type, first * c.ld), c.ld}, part);
+        finish(epilogue, columns, part, 1, beta, {at(c.data, d.type, first * c.ld), c.ld}, part);
     }
     return done;
 }
@@ -655,52 +655,42 @@ void multiply_fp8(const MatmulCall& call) {
 }
 
 // Computes D, and aux if the epilogue writes it.
-cublasStatus_t compute_d(const MatmulCall& call) {
+void compute_d(const MatmulCall& call) {
     const auto& [desc, product, A, B, c, result, algorithm] = call;
     Product p = product;
     if (algorithm == Algorithm::slow) usleep(2000);
-    if (is_fp8(p.type_a)) {
-        multiply_fp8(call);
-        return CUBLAS_STATUS_SUCCESS;
-    }
+    if (is_fp8(p.type_a)) return multiply_fp8(call);
 
     float beta_left = 0;   // for `finish`, which adds beta C
 #ifdef HAVE_ONEDNN
     const bool fused = algorithm == Algorithm::fast && rounding.seed == 0;  // product and epilogue in one step
     if (fused && p.type_a == CUDA_R_32F) {
         if (c.data != result.data) beta_left = std::exchange(p.beta, 0.0f);
-        if (small_product(desc, p, A, B, beta_left, c, result)) return CUBLAS_STATUS_SUCCESS;
-        if (!onednn_float(p, A, B, result)) return CUBLAS_STATUS_EXECUTION_FAILED;
-        if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT || beta_left != 0)
-            finish(desc, p, result, 1, beta_left, c, result);
-        return CUBLAS_STATUS_SUCCESS;
+        if (small_product(desc, p, A, B, beta_left, c, result)) return;
+        if (onednn_float(p, A, B, result)) return finish(desc, p, result, 1, beta_left, c, result);
     }
     // oneDNN can add the bias, but before it multiplies by alpha, so alpha must be 1.
     if (fused && p.type_a == CUDA_R_16BF && !is_vector(p) &&
         (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.alpha == 1))) {
-        const auto bias_type = type_of_bias(desc, p, result.type);
         void* const bias = desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? desc.bias : nullptr;
-        if (onednn_bfloat16(p, A, B, c, result, bias, bias_type)) return CUBLAS_STATUS_SUCCESS;
+        if (onednn_bfloat16(p, A, B, c, result, bias, type_of_bias(desc, p, result.type))) return;
     }
 #endif
     // The product is computed in float; the epilogue converts it to D.
     Target sums = result;
     if (result.type != CUDA_R_32F) sums = {scratch(Scratch::sums, p.m * p.n), CUDA_R_32F, p.m};
-    if (c.data != sums.data) beta_left = std::exchange(p.beta, 0.0f);
+    if (c.data != sums.data) beta_left += std::exchange(p.beta, 0.0f);
     sum_up(p, A, B, sums, algorithm);
-    if (sums.data == result.data && desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT && beta_left == 0)
-        return CUBLAS_STATUS_SUCCESS;
     finish(desc, p, sums, 1, beta_left, c, result);
-    return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t multiply(const MatmulCall& call) {
+void multiply(const MatmulCall& call) {
     const DeviceWork work;
 #ifdef CUDA_CPU_INSPECT
     report_product(call);
-    if (watch::only_counts()) return CUBLAS_STATUS_SUCCESS;
+    if (watch::only_counts()) return;
 #endif
-    return compute_d(call);
+    compute_d(call);
 }
 }  // namespace
 }  // namespace cuda_cpu
@@ -772,7 +762,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (p.beta == 0) C = D, c = d;  // C is not read and may be null
     if (C == nullptr || (C == D && c->ld != d->ld)) return CUBLAS_STATUS_INVALID_VALUE;
     const MatmulCall call{*desc, p, A, B, {C, c->ld}, {D, static_cast<cudaDataType_t>(d->type), d->ld}, algorithm};
-    if (!is_deferred(stream)) return multiply(call);
-    const auto operation = [call] { return multiply(call) == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown; };
-    return submit(stream, operation) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+    const auto operation = [call] { return multiply(call), cudaSuccess; };
+    const cudaError_t error = is_deferred(stream) ? submit(stream, operation) : operation();
+    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

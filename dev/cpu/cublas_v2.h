@@ -6,159 +6,79 @@
 
 #include "cublasLt.h"
 
-enum cublasPointerMode_t { CUBLAS_POINTER_MODE_HOST, CUBLAS_POINTER_MODE_DEVICE };
 enum cublasMath_t {
     CUBLAS_DEFAULT_MATH, CUBLAS_TENSOR_OP_MATH, CUBLAS_PEDANTIC_MATH, CUBLAS_TF32_TENSOR_OP_MATH,
     CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 };
 enum cublasGemmAlgo_t : int { CUBLAS_GEMM_DFALT = -1, CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 };
 
-struct cublasContext {
-    cudaStream_t stream = nullptr;
-    cublasPointerMode_t pointer_mode = CUBLAS_POINTER_MODE_HOST;
-    cublasMath_t math = CUBLAS_DEFAULT_MATH;  // has no effect: sums are float
-};
+struct cublasContext { cudaStream_t stream = nullptr; };
 using cublasHandle_t = cublasContext*;
 
 inline cublasStatus_t cublasCreate(cublasHandle_t* handle) { return cuda_cpu::create(handle); }
 inline cublasStatus_t cublasDestroy(cublasHandle_t handle) { return cuda_cpu::destroy(handle); }
-inline cublasStatus_t cublasGetVersion(cublasHandle_t, int* version) {
-    *version = static_cast<int>(cublasLtGetVersion());
-    return CUBLAS_STATUS_SUCCESS;
+inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
+    if (handle != nullptr) handle->stream = stream;
+    return handle != nullptr ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED;
 }
+// Sums are always float.
+inline cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t) { return CUBLAS_STATUS_SUCCESS; }
 
 namespace cuda_cpu {
-template <class T> inline cublasStatus_t set(cublasHandle_t handle, T cublasContext::*member, T value) {
-    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    handle->*member = value;
-    return CUBLAS_STATUS_SUCCESS;
-}
-template <class T> inline cublasStatus_t get(cublasHandle_t handle, T cublasContext::*member, T* value) {
-    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    *value = handle->*member;
-    return CUBLAS_STATUS_SUCCESS;
-}
-inline cublasStatus_t status_of(cudaError_t error) {
+// Copies between host and device: `size` bytes an element, distances in elements.
+template <cudaMemcpyKind KIND>
+cublasStatus_t copy_matrix(int rows, int columns, int size, const void* from, int from_ld, void* to, int to_ld) {
+    const auto bytes = static_cast<size_t>(size);
+    const auto error = cudaMemcpy2D(to, to_ld * bytes, from, from_ld * bytes, rows * bytes, columns, KIND);
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_MAPPING_ERROR;
 }
-}  // namespace cuda_cpu
-
-inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
-    return cuda_cpu::set(handle, &cublasContext::stream, stream);
+template <cudaMemcpyKind KIND>
+cublasStatus_t copy_vector(int n, int size, const void* from, int from_step, void* to, int to_step) {
+    return copy_matrix<KIND>(1, n, size, from, from_step, to, to_step);
 }
-inline cublasStatus_t cublasGetStream(cublasHandle_t handle, cudaStream_t* stream) {
-    return cuda_cpu::get(handle, &cublasContext::stream, stream);
-}
-inline cublasStatus_t cublasSetPointerMode(cublasHandle_t handle, cublasPointerMode_t mode) {
-    return cuda_cpu::set(handle, &cublasContext::pointer_mode, mode);
-}
-inline cublasStatus_t cublasGetPointerMode(cublasHandle_t handle, cublasPointerMode_t* mode) {
-    return cuda_cpu::get(handle, &cublasContext::pointer_mode, mode);
-}
-inline cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
-    return cuda_cpu::set(handle, &cublasContext::math, mode);
-}
-inline cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode) {
-    return cuda_cpu::get(handle, &cublasContext::math, mode);
-}
-inline cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
-
-// ---- copies between host and device: `size` bytes an element, distances in elements
-
-inline cublasStatus_t cublasSetMatrix(int rows, int columns, int size, const void* from, int from_ld, void* to,
-                                      int to_ld) {
-    const auto bytes = static_cast<size_t>(size);
-    return cuda_cpu::status_of(cudaMemcpy2D(to, to_ld * bytes, from, from_ld * bytes, rows * bytes, columns,
-                                            cudaMemcpyHostToDevice));
-}
-inline cublasStatus_t cublasGetMatrix(int rows, int columns, int size, const void* from, int from_ld, void* to,
-                                      int to_ld) {
-    const auto bytes = static_cast<size_t>(size);
-    return cuda_cpu::status_of(cudaMemcpy2D(to, to_ld * bytes, from, from_ld * bytes, rows * bytes, columns,
-                                            cudaMemcpyDeviceToHost));
-}
-inline cublasStatus_t cublasSetVector(int n, int size, const void* from, int from_step, void* to, int to_step) {
-    return cublasSetMatrix(1, n, size, from, from_step, to, to_step);
-}
-inline cublasStatus_t cublasGetVector(int n, int size, const void* from, int from_step, void* to, int to_step) {
-    return cublasGetMatrix(1, n, size, from, from_step, to, to_step);
-}
-
-namespace cuda_cpu {
 
 // ---- operands
 
-// Element i of a vector. With a negative step the first element is the last one in memory.
-template <class T> struct Vector {
+// Element (i, j) of a matrix or of its transposed matrix, or element i of a vector.
+template <class T> struct Elements {
     T* data;
-    int64_t step;
-    Vector(T* x, int n, int step_) : data(step_ < 0 ? x + int64_t{1 - n} * step_ : x), step(step_) {}
-    T& operator[](int64_t i) const { return data[i * step]; }
+    int64_t row_step, column_step;
+    T& operator()(int64_t i, int64_t j = 0) const { return data[i * row_step + j * column_step]; }
 };
-
-// Element (i, j) of a matrix, or of its transposed matrix.
-template <class T> struct Matrix {
-    T* data;
-    int64_t ld;
-    bool transposed = false;
-    T& operator()(int64_t i, int64_t j) const { return transposed ? data[i * ld + j] : data[j * ld + i]; }
-};
-template <class T> Matrix(T*, int, bool) -> Matrix<T>;
-template <class T> Matrix(T*, int) -> Matrix<T>;
-
-// Returns a value in device memory, and alpha or beta, which may be in host memory.
-template <class T> inline T fetched(cublasHandle_t handle, const T* place) {
-    T value;
-    cudaMemcpyAsync(&value, place, sizeof(T), cudaMemcpyDeviceToHost, handle->stream);
-    cudaStreamSynchronize(handle->stream);
-    return value;
+template <class T> Elements<T> matrix(T* data, int ld, cublasOperation_t operation = CUBLAS_OP_N) {
+    return operation == CUBLAS_OP_N ? Elements<T>{data, 1, ld} : Elements<T>{data, ld, 1};
 }
-template <class T> inline T scalar(cublasHandle_t handle, const T* place) {
-    if (handle == nullptr) return {};   // the call returns an error
-    return handle->pointer_mode == CUBLAS_POINTER_MODE_HOST ? *place : fetched(handle, place);
+// With a negative step the first element is the last one in memory.
+template <class T> Elements<T> vector(T* data, int n, int step) {
+    return {step < 0 ? data + int64_t{1 - n} * step : data, step, 0};
 }
 
 // ---- work in the handle's stream
 
-template <class Work> inline cublasStatus_t run(cublasHandle_t handle, Work work) {
+// Calls f(i, j) for each element of a matrix.
+template <class F> inline cublasStatus_t for_each(cublasHandle_t handle, int m, int n, F f) {
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    const auto operation = [work] {
+    const auto operation = [=] {
         const DeviceWork on_device;
-        work();
+#pragma omp parallel for
+        for (int64_t j = 0; j < n; j++)
+            for (int64_t i = 0; i < m; i++) f(i, j);
         return cudaSuccess;
     };
     const cudaError_t error = is_deferred(handle->stream) ? submit(handle->stream, operation) : operation();
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
-// Calls f(i) for each element of a vector, or f(i, j) for each of a matrix.
-template <class F> inline cublasStatus_t for_each(cublasHandle_t handle, int n, F f) {
-    return run(handle, [=] {
-        for (int64_t i = 0; i < n; i++) f(i);
+// c (m, n) = alpha a (m, k) b (k, n) + beta c. c may be NaN if beta is 0.
+template <class T>
+cublasStatus_t plain_product(cublasHandle_t handle, int m, int n, int k, const T* alpha_, Elements<const T> a,
+                             Elements<const T> b, const T* beta_, Elements<T> c) {
+    return for_each(handle, m, n, [=, alpha = *alpha_, beta = *beta_](int64_t i, int64_t j) {
+        double sum = 0;
+        for (int64_t e = 0; e < k; e++) sum += double{a(i, e)} * b(e, j);
+        c(i, j) = static_cast<T>(alpha * sum) + (beta == 0 ? T{} : beta * c(i, j));
     });
 }
-template <class F> inline cublasStatus_t for_each(cublasHandle_t handle, int m, int n, F f) {
-    return run(handle, [=] {
-#pragma omp parallel for
-        for (int64_t j = 0; j < n; j++)
-            for (int64_t i = 0; i < m; i++) f(i, j);
-    });
-}
-// Sets *result, in host or device memory, to f().
-template <class T, class F> inline cublasStatus_t evaluate(cublasHandle_t handle, T* result, F f) {
-    const cublasStatus_t status = run(handle, [=] { *result = static_cast<T>(f()); });
-    if (status != CUBLAS_STATUS_SUCCESS || handle->pointer_mode == CUBLAS_POINTER_MODE_DEVICE) return status;
-    return status_of(cudaStreamSynchronize(handle->stream));
-}
-// Returns the sum of f(k) for k < n.
-template <class F> inline double sum(int64_t n, F f) {
-    double total = 0;
-    for (int64_t k = 0; k < n; k++) total += f(k);
-    return total;
-}
-// Returns alpha x + beta y. y may be NaN if beta is 0.
-template <class T> inline T combined(T alpha, double x, T beta, T y) {
-    return static_cast<T>(alpha * x) + (beta == 0 ? T{} : beta * y);
-}
+
 // ---- matrix products
 
 struct ComputeType {   // older programs pass a data type
@@ -187,15 +107,10 @@ struct Gemm {
 
 inline cublasStatus_t double_product(cublasHandle_t handle, const Gemm& g) {
     if (g.a.type != CUDA_R_64F || g.b.type != CUDA_R_64F || g.c.type != CUDA_R_64F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const auto number = [=](const void* value) { return scalar(handle, static_cast<const double*>(value)); };
-    const auto matrix = [](const Operand& x) {
-        return Matrix{static_cast<const double*>(x.data), x.ld, x.operation != CUBLAS_OP_N};
-    };
-    const double alpha = number(g.alpha), beta = number(g.beta);
-    const Matrix c{static_cast<double*>(const_cast<void*>(g.c.data)), g.c.ld};
-    return for_each(handle, g.m, g.n, [=, k = g.k, a = matrix(g.a), b = matrix(g.b)](int64_t i, int64_t j) {
-        c(i, j) = combined(alpha, sum(k, [&](int64_t e) { return a(i, e) * b(e, j); }), beta, c(i, j));
-    });
+    const auto input = [](const Operand& x) { return matrix(static_cast<const double*>(x.data), x.ld, x.operation); };
+    return plain_product(handle, g.m, g.n, g.k, static_cast<const double*>(g.alpha), input(g.a), input(g.b),
+                         static_cast<const double*>(g.beta),
+                         matrix(static_cast<double*>(const_cast<void*>(g.c.data)), g.c.ld));
 }
 
 inline cublasStatus_t product(cublasHandle_t handle, const Gemm& g) {
@@ -207,9 +122,8 @@ inline cublasStatus_t product(cublasHandle_t handle, const Gemm& g) {
     if (g.m == 0 || g.n == 0) return CUBLAS_STATUS_SUCCESS;
     if (g.compute.value == CUBLAS_COMPUTE_64F) return double_product(handle, g);
     const auto number = [=](const void* value) {
-        return g.compute.value == CUBLAS_COMPUTE_16F
-                   ? static_cast<float>(scalar(handle, static_cast<const __half*>(value)))
-                   : scalar(handle, static_cast<const float*>(value));
+        return g.compute.value == CUBLAS_COMPUTE_16F ? static_cast<float>(*static_cast<const __half*>(value))
+                                                     : *static_cast<const float*>(value);
     };
     const auto layout = [&](const Operand& x, int m, int n) {
         const bool plain = x.operation == CUBLAS_OP_N;
@@ -258,12 +172,11 @@ inline cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t ta, 
                                       type_c, ldc, 0, 1, compute, algorithm);
 }
 
-// ---- functions for float, double and half precision
+// ---- functions for float, double and, in products, half precision
 
 namespace cuda_cpu {
-template <class T> constexpr cudaDataType_t data_type = std::is_same_v<T, double> ? CUDA_R_64F
-                                                        : std::is_same_v<T, float> ? CUDA_R_32F
-                                                                                   : CUDA_R_16F;
+template <class T>
+constexpr cudaDataType_t data_type = sizeof(T) == 8 ? CUDA_R_64F : sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16F;
 template <class T>
 cublasStatus_t gemm_batches(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
                             const T* alpha, const T* A, int lda, long long step_a, const T* B, int ldb,
@@ -278,57 +191,40 @@ cublasStatus_t gemm(cublasHandle_t handle, cublasOperation_t ta, cublasOperation
     return gemm_batches(handle, ta, tb, m, n, k, alpha, A, lda, 0, B, ldb, 0, beta, C, ldc, 0, 1);
 }
 template <class T>
-cublasStatus_t geam(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, const T* alpha,
-                    const T* A, int lda, const T* beta, const T* B, int ldb, T* C, int ldc) {
-    return for_each(handle, m, n, [alpha = scalar(handle, alpha), beta = scalar(handle, beta),
-                                   a = Matrix{A, lda, ta != CUBLAS_OP_N}, b = Matrix{B, ldb, tb != CUBLAS_OP_N},
-                                   c = Matrix{C, ldc}](int64_t i, int64_t j) {
+cublasStatus_t geam(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, const T* alpha_,
+                    const T* A, int lda, const T* beta_, const T* B, int ldb, T* C, int ldc) {
+    return for_each(handle, m, n, [alpha = *alpha_, beta = *beta_, a = matrix(A, lda, ta),
+                                   b = matrix(B, ldb, tb), c = matrix(C, ldc)](int64_t i, int64_t j) {
         c(i, j) = (alpha == 0 ? T{} : alpha * a(i, j)) + (beta == 0 ? T{} : beta * b(i, j));
     });
 }
 template <class T>
 cublasStatus_t gemv(cublasHandle_t handle, cublasOperation_t ta, int m, int n, const T* alpha, const T* A, int lda,
                     const T* x, int dx, const T* beta, T* y, int dy) {
-    const bool transposed = ta != CUBLAS_OP_N;
-    const int rows = transposed ? n : m, columns = transposed ? m : n;
-    return for_each(handle, rows, [=, alpha = scalar(handle, alpha), a = Matrix{A, lda, transposed},
-                                   v = Vector(x, columns, dx), beta = scalar(handle, beta),
-                                   w = Vector(y, rows, dy)](int64_t i) {
-        w[i] = combined(alpha, sum(columns, [&](int64_t k) { return double{a(i, k)} * v[k]; }), beta, w[i]);
-    });
+    if (ta != CUBLAS_OP_N) std::swap(m, n);
+    return plain_product(handle, m, 1, n, alpha, matrix(A, lda, ta), vector(x, n, dx), beta, vector(y, m, dy));
 }
 template <class T>
-cublasStatus_t axpy(cublasHandle_t handle, int n, const T* alpha, const T* x, int dx, T* y, int dy) {
-    return for_each(handle, n, [alpha = scalar(handle, alpha), v = Vector(x, n, dx),
-                                w = Vector(y, n, dy)](int64_t i) { w[i] += alpha * v[i]; });
+cublasStatus_t axpy(cublasHandle_t handle, int n, const T* alpha_, const T* x, int dx, T* y, int dy) {
+    return for_each(handle, n, 1, [alpha = *alpha_, v = vector(x, n, dx),
+                                   w = vector(y, n, dy)](int64_t i, int64_t) { w(i) += alpha * v(i); });
 }
-template <class T> cublasStatus_t scal(cublasHandle_t handle, int n, const T* alpha, T* x, int dx) {
-    return for_each(handle, n, [alpha = scalar(handle, alpha), v = Vector(x, n, dx)](int64_t i) { v[i] *= alpha; });
-}
-template <class T> cublasStatus_t copy(cublasHandle_t handle, int n, const T* x, int dx, T* y, int dy) {
-    return for_each(handle, n, [v = Vector(x, n, dx), w = Vector(y, n, dy)](int64_t i) { w[i] = v[i]; });
-}
-template <class T>
-cublasStatus_t dot(cublasHandle_t handle, int n, const T* x, int dx, const T* y, int dy, T* result) {
-    return evaluate(handle, result, [=, v = Vector(x, n, dx), w = Vector(y, n, dy)] {
-        return sum(n, [&](int64_t i) { return double{v[i]} * w[i]; });
-    });
-}
-template <class T> cublasStatus_t nrm2(cublasHandle_t handle, int n, const T* x, int dx, T* result) {
-    return evaluate(handle, result, [=, v = Vector(x, n, dx)] {
-        return std::sqrt(sum(n, [&](int64_t i) { return double{v[i]} * v[i]; }));
+template <class T> cublasStatus_t scal(cublasHandle_t handle, int n, const T* alpha_, T* x, int dx) {
+    return for_each(handle, n, 1, [alpha = *alpha_, v = vector(x, n, dx)](int64_t i, int64_t) {
+        v(i) *= alpha;
     });
 }
 }  // namespace cuda_cpu
 
+inline constexpr auto& cublasSetMatrix = cuda_cpu::copy_matrix<cudaMemcpyHostToDevice>;
+inline constexpr auto& cublasGetMatrix = cuda_cpu::copy_matrix<cudaMemcpyDeviceToHost>;
+inline constexpr auto& cublasSetVector = cuda_cpu::copy_vector<cudaMemcpyHostToDevice>;
+inline constexpr auto& cublasGetVector = cuda_cpu::copy_vector<cudaMemcpyDeviceToHost>;
 #define CUDA_CPU_BLAS(name, function)                                 \
     inline constexpr auto& cublasS##name = cuda_cpu::function<float>; \
     inline constexpr auto& cublasD##name = cuda_cpu::function<double>;
 CUDA_CPU_BLAS(axpy, axpy)
 CUDA_CPU_BLAS(scal, scal)
-CUDA_CPU_BLAS(copy, copy)
-CUDA_CPU_BLAS(dot, dot)
-CUDA_CPU_BLAS(nrm2, nrm2)
 CUDA_CPU_BLAS(gemv, gemv)
 CUDA_CPU_BLAS(gemm, gemm)
 CUDA_CPU_BLAS(gemmStridedBatched, gemm_batches)

@@ -419,22 +419,18 @@ __attribute__((noinline)) cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_
 }
 
 namespace cuda_cpu {
+// arguments: the address of each argument.
 template <class... Parameters, size_t... numbers>
-inline cudaError_t launch_with(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...), void** arguments,
-                               std::index_sequence<numbers...>) {
+inline cudaError_t launch_by_address(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...), void** arguments,
+                                     std::index_sequence<numbers...>) {
     return cudaLaunchKernelEx(&config, kernel, *static_cast<std::decay_t<Parameters>*>(arguments[numbers])...);
 }
-template <class... Parameters>
-inline cudaError_t launch_by_address(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...),
-                                     void** arguments) {
-    return launch_with(config, kernel, arguments, std::index_sequence_for<Parameters...>());
-}
 }  // namespace cuda_cpu
-// arguments: the address of each argument.
 template <class... Parameters>
 inline cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
                                     size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
-    return cuda_cpu::launch_by_address({grid, block, shared_bytes, stream, nullptr, 0}, kernel, arguments);
+    return cuda_cpu::launch_by_address({grid, block, shared_bytes, stream, nullptr, 0}, kernel, arguments,
+                                       std::index_sequence_for<Parameters...>());
 }
 // A pointer without the parameters' types is not enough here. rewrite.py removes a cast from the call's first argument.
 cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) = delete;
@@ -463,19 +459,17 @@ template <class Kernel> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttribu
     return cudaSuccess;
 }
 
-// Hints about caches and banks, which have no effect.
+// Hints, which have no effect.
 enum cudaFuncCache {
     cudaFuncCachePreferNone, cudaFuncCachePreferShared, cudaFuncCachePreferL1, cudaFuncCachePreferEqual
 };
 enum cudaSharedMemConfig {
     cudaSharedMemBankSizeDefault, cudaSharedMemBankSizeFourByte, cudaSharedMemBankSizeEightByte
 };
-template <class Kernel> inline cudaError_t cudaFuncSetCacheConfig(Kernel*, cudaFuncCache) { return cudaSuccess; }
-template <class Kernel> inline cudaError_t cudaFuncSetSharedMemConfig(Kernel*, cudaSharedMemConfig) {
-    return cudaSuccess;
-}
-inline cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return cudaSuccess; }
-inline cudaError_t cudaDeviceSetSharedMemConfig(cudaSharedMemConfig) { return cudaSuccess; }
+template <class... Hint> inline cudaError_t cudaFuncSetCacheConfig(Hint...) { return cudaSuccess; }
+template <class... Hint> inline cudaError_t cudaFuncSetSharedMemConfig(Hint...) { return cudaSuccess; }
+template <class... Hint> inline cudaError_t cudaDeviceSetCacheConfig(Hint...) { return cudaSuccess; }
+template <class... Hint> inline cudaError_t cudaDeviceSetSharedMemConfig(Hint...) { return cudaSuccess; }
 
 // ==== memory ============================================================================================
 
@@ -832,6 +826,12 @@ template <class Operation> inline cudaError_t for_rows(size_t rows, Operation op
         if (const cudaError_t error = operation(row); error != cudaSuccess) return error;
     return cudaSuccess;
 }
+// Issues work to the default stream by call(), and waits for it.
+template <class Call> inline cudaError_t blocking(Call call) {
+    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
+    const cudaError_t error = call();
+    return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
+}
 // Returns whether all rows are in one allocation, if the first one begins in device memory.
 inline bool rows_fit(const void* address, size_t pitch, size_t width, size_t height) {
     return card() == nullptr || width * height == 0 || fits_in_allocation(address, pitch * (height - 1) + width);
@@ -859,65 +859,11 @@ inline cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int byte, size_t wi
 }
 inline cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                                 size_t height, cudaMemcpyKind kind) {
-    using namespace cuda_cpu;
-    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
-    const cudaError_t error = cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind);
-    return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
+    return cuda_cpu::blocking(
+        [=] { return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind); });
 }
 inline cudaError_t cudaMemset2D(void* to, size_t pitch, int byte, size_t width, size_t height) {
-    using namespace cuda_cpu;
-    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
-    const cudaError_t error = cudaMemset2DAsync(to, pitch, byte, width, height);
-    return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
-}
-
-// ---- slices of rows
-
-struct cudaPitchedPtr {
-    void* ptr;
-    size_t pitch, xsize, ysize;   // bytes, bytes, rows
-};
-struct cudaExtent { size_t width, height, depth; };
-struct cudaPos { size_t x, y, z; };
-struct cudaMemcpy3DParms {        // copies between CUDA arrays are not emulated
-    cudaPos srcPos;
-    cudaPitchedPtr srcPtr;
-    cudaPos dstPos;
-    cudaPitchedPtr dstPtr;
-    cudaExtent extent;
-    cudaMemcpyKind kind;
-};
-inline cudaPitchedPtr make_cudaPitchedPtr(void* data, size_t pitch, size_t width, size_t height) {
-    return {data, pitch, width, height};
-}
-inline cudaExtent make_cudaExtent(size_t width, size_t height, size_t depth) { return {width, height, depth}; }
-inline cudaPos make_cudaPos(size_t x, size_t y, size_t z) { return {x, y, z}; }
-
-inline cudaError_t cudaMalloc3D(cudaPitchedPtr* pointer, cudaExtent extent) {
-    *pointer = {nullptr, 0, extent.width, extent.height};
-    return cudaMallocPitch(&pointer->ptr, &pointer->pitch, extent.width, extent.height * extent.depth);
-}
-inline cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* p, cudaStream_t stream = nullptr) {
-    const auto place = [](const cudaPitchedPtr& data, const cudaPos& at, size_t slice) {
-        return static_cast<char*>(data.ptr) + ((at.z + slice) * data.ysize + at.y) * data.pitch + at.x;
-    };
-    return cuda_cpu::for_rows(p->extent.depth, [=](size_t slice) {
-        return cudaMemcpy2DAsync(place(p->dstPtr, p->dstPos, slice), p->dstPtr.pitch,
-                                 place(p->srcPtr, p->srcPos, slice), p->srcPtr.pitch, p->extent.width,
-                                 p->extent.height, p->kind, stream);
-    });
-}
-inline cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* p) {
-    using namespace cuda_cpu;
-    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
-    const cudaError_t error = cudaMemcpy3DAsync(p);
-    return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
-}
-inline cudaError_t cudaMemset3D(cudaPitchedPtr to, int byte, cudaExtent extent) {
-    return cuda_cpu::for_rows(extent.depth, [=](size_t slice) {
-        return cudaMemset2D(static_cast<char*>(to.ptr) + slice * to.ysize * to.pitch, to.pitch, byte, extent.width,
-                            extent.height);
-    });
+    return cuda_cpu::blocking([=] { return cudaMemset2DAsync(to, pitch, byte, width, height); });
 }
 
 // ---- several devices, which share this machine's memory; where managed memory should be: hints, which have no effect
@@ -939,16 +885,9 @@ struct cudaMemLocation {
     cudaMemLocationType type;
     int id;
 };
-inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, int, cudaStream_t = nullptr) { return cudaSuccess; }
-inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, cudaMemLocation, unsigned, cudaStream_t = nullptr) {
-    return cudaSuccess;
-}
-inline cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, int) { return cudaSuccess; }
-inline cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, cudaMemLocation) { return cudaSuccess; }
-template <class T>
-inline cudaError_t cudaStreamAttachMemAsync(cudaStream_t, T*, size_t = 0, unsigned = cudaMemAttachSingle) {
-    return cudaSuccess;
-}
+template <class... Hint> inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, Hint...) { return cudaSuccess; }
+template <class... Hint> inline cudaError_t cudaMemAdvise(const void*, size_t, Hint...) { return cudaSuccess; }
+template <class... Hint> inline cudaError_t cudaStreamAttachMemAsync(cudaStream_t, Hint...) { return cudaSuccess; }
 
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 struct cudaPointerAttributes {
@@ -991,20 +930,12 @@ inline cudaError_t copy_symbol(const T& symbol, size_t bytes, size_t offset, cud
 }  // namespace cuda_cpu
 
 template <class Pointer, class T> inline cudaError_t cudaGetSymbolAddress(Pointer** address, const T& symbol) {
-    char* place = nullptr;
-    const cudaError_t error = cuda_cpu::find_symbol(&place, symbol, 0, 0);
-    return error != cudaSuccess ? error : cuda_cpu::set_result(address, reinterpret_cast<Pointer*>(place));
+    return cuda_cpu::find_symbol(reinterpret_cast<char**>(address), symbol, 0, 0);
 }
 template <class T> inline cudaError_t cudaGetSymbolSize(size_t* bytes, const T& symbol) {
     char* place = nullptr;
-    const cudaError_t error = cuda_cpu::find_symbol(&place, symbol, 0, 0);
-    return error != cudaSuccess ? error : cuda_cpu::set_result(bytes, sizeof(T));
-}
-template <class T>
-inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes, size_t offset = 0,
-                                      cudaMemcpyKind kind = cudaMemcpyHostToDevice) {
-    return cuda_cpu::copy_symbol(symbol, bytes, offset, kind, cudaMemcpyDeviceToHost,
-                                 [=](char* to) { return cudaMemcpy(to, from, bytes, kind); });
+    *bytes = sizeof(T);
+    return cuda_cpu::find_symbol(&place, symbol, 0, 0);
 }
 template <class T>
 inline cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, size_t bytes, size_t offset = 0,
@@ -1014,17 +945,20 @@ inline cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, si
                                  [=](char* to) { return cudaMemcpyAsync(to, from, bytes, kind, stream); });
 }
 template <class T>
-inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t offset = 0,
-                                        cudaMemcpyKind kind = cudaMemcpyDeviceToHost) {
-    return cuda_cpu::copy_symbol(symbol, bytes, offset, kind, cudaMemcpyHostToDevice,
-                                 [=](const char* from) { return cudaMemcpy(to, from, bytes, kind); });
-}
-template <class T>
 inline cudaError_t cudaMemcpyFromSymbolAsync(void* to, const T& symbol, size_t bytes, size_t offset = 0,
                                              cudaMemcpyKind kind = cudaMemcpyDeviceToHost,
                                              cudaStream_t stream = nullptr) {
     return cuda_cpu::copy_symbol(symbol, bytes, offset, kind, cudaMemcpyHostToDevice,
                                  [=](const char* from) { return cudaMemcpyAsync(to, from, bytes, kind, stream); });
+}
+// more: offset and kind.
+template <class T, class... More>
+inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes, More... more) {
+    return cuda_cpu::blocking([&] { return cudaMemcpyToSymbolAsync(symbol, from, bytes, more...); });
+}
+template <class T, class... More>
+inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, More... more) {
+    return cuda_cpu::blocking([&] { return cudaMemcpyFromSymbolAsync(to, symbol, bytes, more...); });
 }
 
 // ==== streams and events ================================================================================
@@ -1038,7 +972,6 @@ using cudaEvent_t = CUevent_st*;
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2,
                    cudaEventInterprocess = 4;
-constexpr unsigned cudaEventRecordDefault = 0, cudaEventWaitDefault = 0;
 constexpr cudaStream_t cudaStreamLegacy = nullptr;
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -1164,9 +1097,6 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     }
     return cudaSuccess;
 }
-inline cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream = nullptr, unsigned = 0) {
-    return cudaEventRecord(event, stream);
-}
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     using namespace cuda_cpu;
     if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
@@ -1225,7 +1155,6 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t
     return cudaGraphInstantiate(executable, graph);
 }
 inline cudaError_t cudaGraphCreate(cudaGraph_t* graph, unsigned) { return cuda_cpu::set_result(graph, new CUgraph_st); }
-inline cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 // Sets *count to the number of nodes. The nodes themselves are not available.
 inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
     if (nodes != nullptr) return cuda_cpu::report(cudaErrorNotSupported);
@@ -1346,77 +1275,44 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     return cudaSuccess;
 }
 
-// The attributes that the emulator knows, with CUDA's numbers.
-enum cudaDeviceAttr : int {
-    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxBlockDimX, cudaDevAttrMaxBlockDimY, cudaDevAttrMaxBlockDimZ,
-    cudaDevAttrMaxGridDimX, cudaDevAttrMaxGridDimY, cudaDevAttrMaxGridDimZ, cudaDevAttrMaxSharedMemoryPerBlock,
-    cudaDevAttrTotalConstantMemory, cudaDevAttrWarpSize, cudaDevAttrMaxPitch, cudaDevAttrMaxRegistersPerBlock,
-    cudaDevAttrClockRate, cudaDevAttrTextureAlignment, cudaDevAttrGpuOverlap, cudaDevAttrMultiProcessorCount,
-    cudaDevAttrKernelExecTimeout, cudaDevAttrIntegrated, cudaDevAttrCanMapHostMemory, cudaDevAttrComputeMode,
-    cudaDevAttrConcurrentKernels = 31, cudaDevAttrEccEnabled, cudaDevAttrPciBusId, cudaDevAttrPciDeviceId,
-    cudaDevAttrTccDriver, cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth, cudaDevAttrL2CacheSize,
-    cudaDevAttrMaxThreadsPerMultiProcessor, cudaDevAttrAsyncEngineCount, cudaDevAttrUnifiedAddressing,
-    cudaDevAttrPciDomainId = 50, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor,
-    cudaDevAttrStreamPrioritiesSupported = 78, cudaDevAttrGlobalL1CacheSupported, cudaDevAttrLocalL1CacheSupported,
-    cudaDevAttrMaxSharedMemoryPerMultiprocessor, cudaDevAttrMaxRegistersPerMultiprocessor, cudaDevAttrManagedMemory,
-    cudaDevAttrIsMultiGpuBoard, cudaDevAttrMultiGpuBoardGroupID, cudaDevAttrHostNativeAtomicSupported,
-    cudaDevAttrSingleToDoublePrecisionPerfRatio, cudaDevAttrPageableMemoryAccess, cudaDevAttrConcurrentManagedAccess,
-    cudaDevAttrComputePreemptionSupported, cudaDevAttrCooperativeLaunch = 95,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97, cudaDevAttrPageableMemoryAccessUsesHostPageTables = 100,
-    cudaDevAttrDirectManagedMemAccessFromHost, cudaDevAttrMaxBlocksPerMultiprocessor = 106,
-    cudaDevAttrMaxPersistingL2CacheSize = 108, cudaDevAttrMaxAccessPolicyWindowSize,
-    cudaDevAttrReservedSharedMemoryPerBlock = 111, cudaDevAttrMemoryPoolsSupported = 115
-};
+// The attributes that the emulator knows: CUDA's numbers, and the members of cudaDeviceProp with their values.
+#define CUDA_CPU_ATTRIBUTES(A)                                                                                        \
+    A(MaxThreadsPerBlock, 1, maxThreadsPerBlock) A(MaxBlockDimX, 2, maxThreadsDim[0])                                 \
+    A(MaxBlockDimY, 3, maxThreadsDim[1]) A(MaxBlockDimZ, 4, maxThreadsDim[2]) A(MaxGridDimX, 5, maxGridSize[0])       \
+    A(MaxGridDimY, 6, maxGridSize[1]) A(MaxGridDimZ, 7, maxGridSize[2])                                               \
+    A(MaxSharedMemoryPerBlock, 8, sharedMemPerBlock) A(TotalConstantMemory, 9, totalConstMem)                         \
+    A(WarpSize, 10, warpSize) A(MaxRegistersPerBlock, 12, regsPerBlock) A(ClockRate, 13, clockRate)                   \
+    A(GpuOverlap, 15, deviceOverlap) A(MultiProcessorCount, 16, multiProcessorCount) A(Integrated, 18, integrated)    \
+    A(CanMapHostMemory, 19, canMapHostMemory) A(ComputeMode, 20, computeMode)                                         \
+    A(ConcurrentKernels, 31, concurrentKernels) A(MemoryClockRate, 36, memoryClockRate)                               \
+    A(GlobalMemoryBusWidth, 37, memoryBusWidth) A(L2CacheSize, 38, l2CacheSize)                                       \
+    A(MaxThreadsPerMultiProcessor, 39, maxThreadsPerMultiProcessor) A(AsyncEngineCount, 40, asyncEngineCount)         \
+    A(UnifiedAddressing, 41, unifiedAddressing) A(ComputeCapabilityMajor, 75, major)                                  \
+    A(ComputeCapabilityMinor, 76, minor) A(StreamPrioritiesSupported, 78, streamPrioritiesSupported)                  \
+    A(MaxSharedMemoryPerMultiprocessor, 81, sharedMemPerMultiprocessor)                                               \
+    A(MaxRegistersPerMultiprocessor, 82, regsPerMultiprocessor) A(ManagedMemory, 83, managedMemory)                   \
+    A(HostNativeAtomicSupported, 86, hostNativeAtomicSupported) A(PageableMemoryAccess, 88, pageableMemoryAccess)     \
+    A(ConcurrentManagedAccess, 89, concurrentManagedAccess) A(CooperativeLaunch, 95, cooperativeLaunch)               \
+    A(MaxSharedMemoryPerBlockOptin, 97, sharedMemPerBlockOptin)                                                       \
+    A(MaxBlocksPerMultiprocessor, 106, maxBlocksPerMultiProcessor)                                                    \
+    A(ReservedSharedMemoryPerBlock, 111, reservedSharedMemPerBlock)                                                   \
+    A(MemoryPoolsSupported, 115, memoryPoolsSupported)
+#define CUDA_CPU_ATTRIBUTE(name, number, member) cudaDevAttr##name = number,
+enum cudaDeviceAttr : int { CUDA_CPU_ATTRIBUTES(CUDA_CPU_ATTRIBUTE) };
+#undef CUDA_CPU_ATTRIBUTE
 enum cudaComputeMode { cudaComputeModeDefault, cudaComputeModeExclusive, cudaComputeModeProhibited };
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     cudaDeviceProp p;
     if (const cudaError_t error = cudaGetDeviceProperties(&p, device); error != cudaSuccess) return error;
-    const std::map<cudaDeviceAttr, size_t> values = {
-        {cudaDevAttrMaxThreadsPerBlock, p.maxThreadsPerBlock}, {cudaDevAttrMaxBlockDimX, p.maxThreadsDim[0]},
-        {cudaDevAttrMaxBlockDimY, p.maxThreadsDim[1]}, {cudaDevAttrMaxBlockDimZ, p.maxThreadsDim[2]},
-        {cudaDevAttrMaxGridDimX, p.maxGridSize[0]}, {cudaDevAttrMaxGridDimY, p.maxGridSize[1]},
-        {cudaDevAttrMaxGridDimZ, p.maxGridSize[2]}, {cudaDevAttrMaxSharedMemoryPerBlock, p.sharedMemPerBlock},
-        {cudaDevAttrTotalConstantMemory, p.totalConstMem}, {cudaDevAttrWarpSize, p.warpSize},
-        {cudaDevAttrMaxPitch, p.memPitch}, {cudaDevAttrMaxRegistersPerBlock, p.regsPerBlock},
-        {cudaDevAttrClockRate, p.clockRate}, {cudaDevAttrTextureAlignment, p.textureAlignment},
-        {cudaDevAttrGpuOverlap, p.deviceOverlap}, {cudaDevAttrMultiProcessorCount, p.multiProcessorCount},
-        {cudaDevAttrKernelExecTimeout, p.kernelExecTimeoutEnabled}, {cudaDevAttrIntegrated, p.integrated},
-        {cudaDevAttrCanMapHostMemory, p.canMapHostMemory}, {cudaDevAttrComputeMode, p.computeMode},
-        {cudaDevAttrConcurrentKernels, p.concurrentKernels}, {cudaDevAttrEccEnabled, p.ECCEnabled},
-        {cudaDevAttrPciBusId, p.pciBusID}, {cudaDevAttrPciDeviceId, p.pciDeviceID},
-        {cudaDevAttrTccDriver, p.tccDriver}, {cudaDevAttrMemoryClockRate, p.memoryClockRate},
-        {cudaDevAttrGlobalMemoryBusWidth, p.memoryBusWidth}, {cudaDevAttrL2CacheSize, p.l2CacheSize},
-        {cudaDevAttrMaxThreadsPerMultiProcessor, p.maxThreadsPerMultiProcessor},
-        {cudaDevAttrAsyncEngineCount, p.asyncEngineCount}, {cudaDevAttrUnifiedAddressing, p.unifiedAddressing},
-        {cudaDevAttrPciDomainId, p.pciDomainID}, {cudaDevAttrComputeCapabilityMajor, p.major},
-        {cudaDevAttrComputeCapabilityMinor, p.minor},
-        {cudaDevAttrStreamPrioritiesSupported, p.streamPrioritiesSupported},
-        {cudaDevAttrGlobalL1CacheSupported, p.globalL1CacheSupported},
-        {cudaDevAttrLocalL1CacheSupported, p.localL1CacheSupported},
-        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, p.sharedMemPerMultiprocessor},
-        {cudaDevAttrMaxRegistersPerMultiprocessor, p.regsPerMultiprocessor},
-        {cudaDevAttrManagedMemory, p.managedMemory}, {cudaDevAttrIsMultiGpuBoard, p.isMultiGpuBoard},
-        {cudaDevAttrMultiGpuBoardGroupID, p.multiGpuBoardGroupID},
-        {cudaDevAttrHostNativeAtomicSupported, p.hostNativeAtomicSupported},
-        {cudaDevAttrSingleToDoublePrecisionPerfRatio, p.singleToDoublePrecisionPerfRatio},
-        {cudaDevAttrPageableMemoryAccess, p.pageableMemoryAccess},
-        {cudaDevAttrConcurrentManagedAccess, p.concurrentManagedAccess},
-        {cudaDevAttrComputePreemptionSupported, p.computePreemptionSupported},
-        {cudaDevAttrCooperativeLaunch, p.cooperativeLaunch},
-        {cudaDevAttrMaxSharedMemoryPerBlockOptin, p.sharedMemPerBlockOptin},
-        {cudaDevAttrPageableMemoryAccessUsesHostPageTables, p.pageableMemoryAccessUsesHostPageTables},
-        {cudaDevAttrDirectManagedMemAccessFromHost, p.directManagedMemAccessFromHost},
-        {cudaDevAttrMaxBlocksPerMultiprocessor, p.maxBlocksPerMultiProcessor},
-        {cudaDevAttrMaxPersistingL2CacheSize, p.persistingL2CacheMaxSize},
-        {cudaDevAttrMaxAccessPolicyWindowSize, p.accessPolicyMaxWindowSize},
-        {cudaDevAttrReservedSharedMemoryPerBlock, p.reservedSharedMemPerBlock},
-        {cudaDevAttrMemoryPoolsSupported, p.memoryPoolsSupported}};
-    const auto found = values.find(attribute);
-    if (found == values.end()) return cuda_cpu::report(cudaErrorInvalidValue);
-    return cuda_cpu::set_result(value, static_cast<int>(found->second));
+    switch (attribute) {
+#define CUDA_CPU_ATTRIBUTE(name, number, member)                                                                      \
+    case cudaDevAttr##name: return cuda_cpu::set_result(value, static_cast<int>(p.member));
+        CUDA_CPU_ATTRIBUTES(CUDA_CPU_ATTRIBUTE)
+#undef CUDA_CPU_ATTRIBUTE
+    }
+    return cuda_cpu::report(cudaErrorInvalidValue);
 }
-inline cudaError_t cudaChooseDevice(int* device, const cudaDeviceProp*) { return cuda_cpu::set_result(device, 0); }
 
 // Flags and limits of the device: stored and returned; they have no other effect.
 constexpr unsigned cudaDeviceScheduleAuto = 0, cudaDeviceScheduleSpin = 1, cudaDeviceScheduleYield = 2,
@@ -1495,11 +1391,6 @@ inline cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* grid, int
     return best > 0 ? cudaSuccess : cuda_cpu::report(cudaErrorInvalidConfiguration);
 }
 template <class Kernel>
-inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Kernel* kernel, int threads,
-                                                                          size_t shared_bytes, unsigned) {
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, shared_bytes);
-}
-template <class Kernel>
 inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* threads, Kernel* kernel, size_t shared_bytes = 0,
                                                       int limit = 0) {
     return cudaOccupancyMaxPotentialBlockSizeVariableSMem(grid, threads, kernel, [=](int) { return shared_bytes; },
@@ -1507,9 +1398,10 @@ inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* threads, K
 }
 
 // Launches a kernel whose blocks can wait for each other: all must be resident at once.
-template <class Kernel>
-inline cudaError_t cudaLaunchCooperativeKernel(Kernel* kernel, dim3 grid, dim3 block, void** arguments,
-                                               size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+template <class... Parameters>
+inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                               void** arguments, size_t shared_bytes = 0,
+                                               cudaStream_t stream = nullptr) {
     using namespace cuda_cpu;
     int blocks = 0, processors = 0;
     const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
@@ -1518,7 +1410,8 @@ inline cudaError_t cudaLaunchCooperativeKernel(Kernel* kernel, dim3 grid, dim3 b
     if (error == cudaSuccess && card() != nullptr && uint64_t{grid.x} * grid.y * grid.z > uint64_t(blocks) * processors)
         return report(cudaErrorCooperativeLaunchTooLarge);
     cudaLaunchAttribute cooperative{cudaLaunchAttributeCooperative, {1}};
-    return launch_by_address({grid, block, shared_bytes, stream, &cooperative, 1}, kernel, arguments);
+    return launch_by_address({grid, block, shared_bytes, stream, &cooperative, 1}, kernel, arguments,
+                             std::index_sequence_for<Parameters...>());
 }
 cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) =
     delete;

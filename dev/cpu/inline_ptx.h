@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/atomic"
-#include "cuda_bf16.h"
 #include "ptx.h"
 
 inline size_t __cvta_generic_to_shared(const void* p) {
@@ -18,17 +17,9 @@ inline unsigned __isShared(const void* p) { return cuda_cpu::is_shared(p); }
 inline unsigned __isGlobal(const void* p) { return !cuda_cpu::is_shared(p); }
 
 namespace cuda_cpu::inline_ptx {
-using namespace cuda_cpu::ptx;   // for inline_ptx::wgmma and others
-using cuda_cpu::bits, cuda_cpu::lane, cuda_cpu::launched, cuda_cpu::ldmatrix_of_lane, cuda_cpu::start_copy;
-using cuda_cpu::this_thread, cuda_cpu::wait_for_copies;
-namespace watch = cuda_cpu::watch;
-
-#ifdef PRECISION_FP16
-constexpr bool products_are_fp16 = true;
-#else
-constexpr bool products_are_fp16 = false;
-#endif
-
+using namespace cuda_cpu;   // for the names that inline_ptx.py qualifies: inline_ptx::wgmma and others
+using namespace cuda_cpu::ptx;
+constexpr bool products_are_fp16 = std::is_same_v<Operand16, half>;
 inline unsigned block_threads() { return blockDim.x * blockDim.y * blockDim.z; }
 
 // ---- values
@@ -109,7 +100,6 @@ CUDA_CPU_PTX(abs, static_cast<T>(x < T(0) ? T(0) - x : x))
 CUDA_CPU_PTX(neg, static_cast<T>(T(0) - x))
 CUDA_CPU_PTX(popc, static_cast<unsigned>(__popcll(x)))
 CUDA_CPU_PTX(clz, static_cast<unsigned>(__clzll(static_cast<long long>(x))) - (64 - 8 * unsigned{sizeof(T)}))
-CUDA_CPU_PTX(brev, static_cast<T>(__brevll(x) >> (64 - 8 * sizeof(T))))
 CUDA_CPU_PTX(rcp, special(1 / x))
 CUDA_CPU_PTX(rsqrt, special(1 / sqrt(x)))
 CUDA_CPU_PTX(sqrt, static_cast<T>(::sqrt(x)))
@@ -137,25 +127,19 @@ template <class T> T fma_(T x, T y, T z) {
     else if constexpr (sizeof(T) == 2) return __hfma(x, y, z);
     else return __hfma2(x, y, z);
 }
-template <class T> T sad_(T x, T y, T z) { return static_cast<T>((x < y ? y - x : x - y) + z); }
 template <class T> T prmt_(T x, T y, T select) { return __byte_perm(x, y, select); }
-template <class T> T dp4a_(T x, T y, T z) { return __dp4a(x, y, z); }
 template <class T> T lop3_(T x, T y, T z, unsigned table) {
     T result = 0;
     for (unsigned i = 0; i < 8; i++)
         if (table >> i & 1) result |= (i & 4 ? x : ~x) & (i & 2 ? y : ~y) & (i & 1 ? z : ~z);
     return result;
 }
-// Bit fields: of `length` bits from bit `first`.
+// A bit field: `length` bits from bit `first`.
 template <class T> T bfe_(T x, unsigned first, unsigned length) {
     constexpr unsigned width = 8 * sizeof(T);
     if ((length &= 255) == 0) return 0;
     const unsigned top = std::min((first &= 255) + length, width);
     return shr_(shl_(x, width - top), width - std::min(top, length));
-}
-template <class T> T bfi_(T x, T y, unsigned first, unsigned length) {
-    const T mask = shl_(static_cast<T>(length < 8 * sizeof(T) ? (T(1) << length) - 1 : ~T(0)), first);
-    return static_cast<T>((shl_(x, first) & mask) | (y & ~mask));
 }
 
 template <class T> T mul_lo(T x, T y) { return static_cast<T>(x * y); }
@@ -169,7 +153,6 @@ template <class T> T mul_hi(T x, T y) {
 }
 
 enum class Rounding { rn, rni, rzi, rmi, rpi };
-struct tf32 {};
 template <class T> T rounded_by(Rounding mode, T x) {
     return mode == Rounding::rni ? nearbyint(x) : mode == Rounding::rmi ? floor(x) : mode == Rounding::rpi ? ceil(x)
                                                                                                            : trunc(x);
@@ -184,12 +167,6 @@ template <class To, Rounding MODE, class X> auto convert(X x) {
     else return To(static_cast<float>(x));
 }
 template <class To, Rounding MODE, class X> To convert(X upper, X lower) { return {lower, upper}; }
-template <class To, Rounding MODE, class X> To saturated(X x) {
-    if constexpr (std::is_integral_v<To> && std::is_integral_v<X>)
-        return static_cast<To>(std::clamp<__int128>(x, std::numeric_limits<To>::min(), std::numeric_limits<To>::max()));
-    else if constexpr (std::is_integral_v<To>) return convert<To, MODE>(x);
-    else return convert<To, MODE>(__saturatef(static_cast<float>(x)));
-}
 
 // ---- warps
 
@@ -214,56 +191,14 @@ template <int N> float (&consecutive(float* first, float* last))[N] {
     return reinterpret_cast<float(&)[N]>(*first);
 }
 
-// d (16 x 8) = a (16 x K) b (K x 8) + c, in the fragments of mma.m16n8kK. A register has 4 / sizeof(T) elements of T,
-// or one tf32. Sums are FP32, half or int.
-template <class T, class Sum, int K> void mma(uint32_t* d, std::vector<uint32_t> a, std::vector<uint32_t> b,
-                                              std::vector<uint32_t> c) {
-    constexpr bool is_tf32 = std::is_same_v<T, tf32>, is_integer = std::is_integral_v<T>;
-    constexpr unsigned elements = is_tf32 ? 1 : 4 / sizeof(T);
-    using Number = std::conditional_t<is_integer, int, float>;
-    struct Operand { uint32_t *d, *a, *b, *c; } mine{d, a.data(), b.data(), c.data()};
-    if (a.size() != K / (4 * elements) * 2 || b.size() != K / (4 * elements) || c.size() != sizeof(Sum))
+// mma.m16n8kK
+template <class T, class Sum, unsigned K> void mma(uint32_t* d, std::vector<uint32_t> a, std::vector<uint32_t> b,
+                                                   std::vector<uint32_t> c) {
+    constexpr unsigned registers = K / (4 * mma_elements<T>);   // of b
+    if (a.size() != 2 * registers || b.size() != registers || c.size() != sizeof(Sum))
         die("inline PTX: mma with fragments of ", a.size(), ", ", b.size(), " and ", c.size(), " registers");
-    require_capability("mma", sizeof(T) == 1 || is_tf32 || K == 16 ? 80 : 75);
-    full_warp_collective("mma", &mine, [](void* const* operands, unsigned lanes) {
-        require_all_lanes("mma", lanes);
-        watch::tensor_flops(2 * 16 * 8 * K);
-        const auto number = [](const uint32_t* registers, unsigned i) -> Number {
-            const uint32_t word = registers[i / elements];
-            if constexpr (is_tf32) return bits<float>(word & 0xffffe000u);
-            else {
-                T part;
-                const char* const bytes = reinterpret_cast<const char*>(&word);
-                memcpy(static_cast<void*>(&part), bytes + i % elements * sizeof(T), sizeof(T));
-                return static_cast<Number>(part);
-            }
-        };
-        Number left[16][K], right[K][8];
-        for (unsigned lane = 0; lane < 32; lane++) {
-            const Operand& of_lane = *static_cast<Operand*>(operands[lane]);
-            const unsigned g = lane / 4, t = lane % 4;
-            for (unsigned k = 0; k < K; k += 4 * elements)
-                for (unsigned e = 0; e < elements; e++) {
-                    const unsigned column = k + t * elements + e, i = k / 4;   // i: of the first element in registers
-                    left[g][column] = number(of_lane.a, 2 * i + e);
-                    left[g + 8][column] = number(of_lane.a, 2 * i + elements + e);
-                    right[column][g] = number(of_lane.b, i + e);
-                }
-        }
-        for (unsigned lane = 0; lane < 32; lane++) {
-            const Operand& of_lane = *static_cast<Operand*>(operands[lane]);
-            Sum sums[4];
-            memcpy(static_cast<void*>(sums), of_lane.c, sizeof(sums));
-            for (unsigned n = 0; n < 4; n++) {
-                auto sum = static_cast<Number>(sums[n]);
-                for (unsigned step = 0; step < K; step++) {
-                    const unsigned k = step ^ (rounding.k_order % K);
-                    sum += left[lane / 4 + n / 2 * 8][k] * right[k][lane % 4 * 2 + n % 2];
-                }
-                sums[n] = static_cast<Sum>(sum);
-            }
-            memcpy(of_lane.d, sums, sizeof(sums));
-        }
-    });
+    require_capability("mma", mma_elements<T> != 2 || K == 16 ? 80 : 75);
+    MmaOperand mine{"mma", d, a.data(), b.data(), c.data()};
+    full_warp_collective("mma", &mine, mma_of_warp<T, Sum, K>);
 }
 }  // namespace cuda_cpu::inline_ptx

@@ -11,20 +11,18 @@ TYPES = {"b8": "uint8_t", "u8": "uint8_t", "s8": "int8_t", "b16": "uint16_t", "u
          "b32": "unsigned", "u32": "unsigned", "s32": "int", "b64": "unsigned long long", "u64": "unsigned long long",
          "s64": "long long", "f16": "half", "bf16": "__nv_bfloat16", "f32": "float", "f64": "double", "pred": "bool",
          "f16x2": "half2", "bf16x2": "__nv_bfloat162", "tf32": "tf32"}
-SPECIAL = {"laneid": "lane()", "warpid": "(this_thread() / 32)", "nwarpid": "((block_threads() + 31) / 32)",
-           "smid": "0u", "nsmid": "1u", "gridid": "0ull", "WARP_SZ": "32u", "clock": "static_cast<unsigned>(clock64())",
-           "clock64": "clock64()", "globaltimer": "(clock64() / 2)", "lanemask_eq": "(1u << lane())",
-           "lanemask_lt": "((1u << lane()) - 1)", "lanemask_le": "((2u << lane()) - 1)",
+SPECIAL = {"laneid": "lane()", "warpid": "this_thread() / 32", "smid": "0u", "nsmid": "1u", "WARP_SZ": "32u",
+           "clock": "static_cast<unsigned>(clock64())", "clock64": "clock64()", "globaltimer": "clock64() / 2",
+           "lanemask_eq": "1u << lane()", "lanemask_lt": "(1u << lane()) - 1", "lanemask_le": "(2u << lane()) - 1",
            "lanemask_gt": "~((2u << lane()) - 1)", "lanemask_ge": "~((1u << lane()) - 1)",
-           "dynamic_smem_size": "static_cast<unsigned>(launched->shared_bytes)",
            **{f"{ptx}.{axis}": f"{name}.{axis}" for axis in "xyz" for ptx, name in (
                ("tid", "threadIdx"), ("ntid", "blockDim"), ("ctaid", "blockIdx"), ("nctaid", "gridDim"))}}
 # instructions of one type: {opcode: types of its arguments, None: that of the instruction}
 SAME = {name: [None] * count for count, names in {
-    1: "abs neg not popc clz brev ex2 lg2 rcp rsqrt sqrt sin cos tanh", 2: "add sub min max and or xor div rem",
-    3: "fma sad prmt"}.items() for name in names.split()}
-SAME |= {"shl": [None, "b32"], "shr": [None, "b32"], "bfe": [None, "b32", "b32"], "bfi": [None, None, "b32", "b32"],
-         "selp": [None, None, "pred"], "lop3": [None, None, None, "b32"], "dp4a": [None, None, None]}
+    1: "abs neg not popc clz ex2 lg2 rcp rsqrt sqrt sin cos tanh", 2: "add sub min max and or xor div rem",
+    3: "fma prmt"}.items() for name in names.split()}
+SAME |= {"shl": [None, "b32"], "shr": [None, "b32"], "bfe": [None, "b32", "b32"], "selp": [None, None, "pred"],
+         "lop3": [None, None, None, "b32"]}
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">",
            "hs": ">="}
 NOTHING = {"prefetch", "prefetchu", "griddepcontrol", "discard"}
@@ -57,6 +55,13 @@ class Instruction:
     def has(self, *modifiers):
         return any(m in self.modifiers for m in modifiers)
 
+    def one_of(self, pattern, otherwise=None):
+        """Returns the first modifier that the pattern matches."""
+        found = next((m for m in self.modifiers if re.fullmatch(pattern, m)), otherwise)
+        if found is None:
+            raise Unknown(self.text)
+        return found
+
     def type(self, place=-1):
         if not self.types:
             raise Unknown(self.text)
@@ -78,7 +83,7 @@ def value(text):
     if re.fullmatch(r"-?\d+\.\d*(e[+-]?\d+)?", text):
         return text
     if text.lstrip("%") in SPECIAL:
-        return SPECIAL[text.lstrip("%")]
+        return f"({SPECIAL[text.lstrip('%')]})"
     if text.startswith("!"):
         return "!" + value(text[1:])
     if match := re.fullmatch(r"[%$A-Za-z_][\w$]*", text):
@@ -106,7 +111,7 @@ def pointer(i, text, kind="void", space=None):
 
 
 def put(target, result):
-    return f"{result};" if target.strip() == "_" else f"put({value(target)}, {result});"
+    return f"static_cast<void>({result});" if target.strip() == "_" else f"put({value(target)}, {result});"
 
 
 def memory_order(i, statement):
@@ -127,9 +132,7 @@ def load_store(i):
 
 
 def atomic(i):
-    operation = next((m for m in i.modifiers if m in "add min max and or xor exch cas inc dec".split()), None)
-    if operation is None:
-        raise Unknown(i.text)
+    operation = i.one_of("add|min|max|and|or|xor|exch|cas|inc|dec")
     target, arguments = ("_", i.arguments) if i.name == "red" else (i.arguments[0], i.arguments[1:])
     kind = "unsigned long long" if operation == "add" and i.type() == "long long" else i.type()
     function = "atomic" + {"cas": "CAS"}.get(operation, operation.capitalize())
@@ -147,32 +150,29 @@ def move(i):
 
 
 def convert(i):
-    if len(i.types) != 2:
+    if len(i.types) != 2 or i.has("sat"):
         raise Unknown(i.text)
-    mode = next((m for m in i.modifiers if m in ("rni", "rzi", "rmi", "rpi")), "rn")
-    name = "saturated" if i.has("sat") else "convert"
     passed = ", ".join(typed(i.type(), a) for a in i.arguments[1:])
-    return put(i.arguments[0], f"{name}<{i.type(0)}, Rounding::{mode}>({passed})")
+    return put(i.arguments[0], f"convert<{i.type(0)}, Rounding::{i.one_of('r[nzmp]i', 'rn')}>({passed})")
 
 
 def set_predicate(i):
-    compare = next((m for m in i.modifiers if m.rstrip("u") in COMPARE or m in COMPARE), None)
-    if compare is None or len(i.arguments) != 3:
+    compare = i.one_of("(eq|ne|lt|le|gt|ge)u?|lo|ls|hi|hs")
+    if len(i.arguments) != 3:
         raise Unknown(i.text)
     left, right = (typed(i.type(), a) for a in i.arguments[1:])
-    holds = f"{left} {COMPARE[compare if compare in COMPARE else compare.rstrip('u')]} {right}"
-    targets = split(i.arguments[0], "|")
-    otherwise = put(targets[1], "!holds") if targets[1:] else ""
-    return f"{{ const bool holds = {holds}; {put(targets[0], 'holds')} {otherwise} }}"
+    target, otherwise = (split(i.arguments[0], "|") + ["_"])[:2]
+    return (f"{{ const bool holds = {left} {COMPARE[compare.rstrip('u')]} {right}; {put(target, 'holds')} "
+            f"{put(otherwise, '!holds')} }}")
 
 
 def shuffle(i):
-    targets = split(i.arguments[0], "|")
-    mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
+    target, in_range = (split(i.arguments[0], "|") + ["_"])[:2]
     a, *rest = i.arguments[1:]
-    rest = ", ".join(typed("unsigned", r) for r in rest)
-    return (f"{{ bool in_range = false; {put(targets[0], f'shfl_{mode}({typed(i.type(), a)}, {rest}, in_range)')} "
-            f"{put(targets[1], 'in_range') if targets[1:] else ''} }}")
+    passed = ", ".join([typed(i.type(), a), *(typed("unsigned", r) for r in rest), "in_range"])
+    shuffled = f"shfl_{i.one_of('up|down|bfly|idx')}({passed})"
+    return (f"{{ bool in_range = false; {put(target, shuffled)} "
+            f"{put(in_range, 'in_range')} }}")
 
 
 def copy_async(i):
@@ -195,7 +195,7 @@ def copy_async(i):
 
 
 def ldmatrix(i):
-    to, count = values(i.arguments[0]), next((int(m[1:]) for m in i.modifiers if re.fullmatch("x[124]", m)), 0)
+    to, count = values(i.arguments[0]), int(i.one_of("x[124]")[1:])
     if count != len(to) or not i.has("m8n8"):
         raise Unknown(i.text)
     assign = " ".join(f"put({target}, ptx_m[{n}]);" for n, target in enumerate(to))
@@ -204,8 +204,8 @@ def ldmatrix(i):
 
 
 def mma(i):
-    shape = next((m for m in i.modifiers if re.fullmatch(r"m16n8k\d+", m)), None)
-    if shape is None or len(i.types) != 4 or not i.has("row"):
+    shape = i.one_of(r"m16n8k\d+")
+    if len(i.types) != 4 or not i.has("row"):
         raise Unknown(i.text)
     d, a, b, c = (values(text) for text in i.arguments[:4])
     fragments = ", ".join(f"{{{', '.join(f'as<uint32_t>({x})' for x in f)}}}" for f in (a, b, c))
@@ -218,10 +218,10 @@ def wgmma(i):
     if not i.has("mma_async"):
         return {"fence": "wgmma_fence();", "commit_group": "wgmma_commit();"}.get(i.modifiers[0]) or \
             f"wgmma_wait<{value(i.arguments[0])}>();"
-    shape, a = next((m for m in i.modifiers if re.fullmatch(r"m64n(64|128|256)k16", m)), None), i.arguments
-    if shape is None or i.types[0] != "f32" or i.types[1] not in ("f16", "bf16"):
+    count, a = i.one_of("m64n(64|128|256)k16")[4:-3], i.arguments
+    if i.types[0] != "f32" or i.types[1] not in ("f16", "bf16"):
         raise Unknown(i.text)
-    count, sums = shape[4:-3], values(a[0])
+    sums = values(a[0])
     left = f"{{{', '.join(values(a[1]))}}}" if a[1].startswith("{") else value(a[1])
     return (f"static_assert(products_are_fp16 == {'true' if i.types[1] == 'f16' else 'false'}, "
             f'"wgmma: FP16 operands need -DPRECISION_FP16, BF16 operands none"); '
@@ -273,9 +273,8 @@ def to_address(i):
 
 
 def multiply(i):
-    part = next((m for m in i.modifiers if m in ("hi", "wide")), "lo")
     passed = ", ".join(typed(i.type(), a) for a in i.arguments[1:3])
-    product = f"mul_{part}<{i.type()}>({passed})"
+    product = f"mul_{i.one_of('hi|wide', 'lo')}<{i.type()}>({passed})"
     added = f" + as<decltype({product})>({value(i.arguments[3])})" if i.name == "mad" else ""
     return put(i.arguments[0], f"static_cast<decltype({product})>({product}{added})")
 
@@ -286,24 +285,18 @@ def of_warp(i):
     if i.name == "activemask":
         return put(target, "__activemask()")
     if i.name == "redux":
-        operation = next(m for m in i.modifiers if m in "add min max and or xor".split())
+        operation = i.one_of("add|min|max|and|or|xor")
         return put(target, f"__reduce_{operation}_sync({passed[1]}, {typed(i.type(), arguments[0])})")
-    if i.name == "match" and i.has("any"):
-        return put(target, f"__match_any_sync({passed[1]}, {typed(i.type(), arguments[0])})")
-    vote = next((m for m in i.modifiers if m in ("any", "all", "ballot")), None)
-    if i.name != "vote" or vote is None:
-        raise Unknown(i.text)
-    return put(target, f"__{vote}_sync({passed[1]}, {value(arguments[0])})")
+    return put(target, f"__{i.one_of('any|all|ballot')}_sync({passed[1]}, {value(arguments[0])})")
 
 
 HANDLERS = {"ld": load_store, "ldu": load_store, "st": load_store, "atom": atomic, "red": atomic, "mov": move,
             "cvt": convert, "setp": set_predicate, "shfl": shuffle, "cp": copy_async, "ldmatrix": ldmatrix, "mma": mma,
             "wgmma": wgmma, "mbarrier": mbarrier, "bar": barrier, "barrier": barrier, "fence": fence, "membar": fence,
-            "cvta": to_address, "mul": multiply, "mad": multiply, "vote": of_warp, "redux": of_warp, "match": of_warp,
+            "cvta": to_address, "mul": multiply, "mad": multiply, "vote": of_warp, "redux": of_warp,
             "activemask": of_warp, "trap": lambda i: "__trap();", "bra": lambda i: f"goto ptx_l_{i.arguments[0]};",
             "nanosleep": lambda i: f"__nanosleep({value(i.arguments[0])});",
             "createpolicy": lambda i: put(i.arguments[0], "0"),
-            "isspacep": lambda i: put(i.arguments[0], f"__isShared(pointer<void>({value(i.arguments[1])}, 0))"),
             "setmaxnreg": lambda i: f"setmaxnreg_{i.modifiers[0]}<{value(i.arguments[0])}>();"}
 
 

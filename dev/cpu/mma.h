@@ -4,7 +4,6 @@
 // of line g of each block. A line is a row, or with col_major a column. Loads have the access pattern of this layout.
 #pragma once
 
-#include "cuda_bf16.h"
 #include "ptx.h"
 
 namespace nvcuda::wmma {
@@ -34,7 +33,7 @@ template <class Use, int M, int N, int K, class T, class Layout = void> struct f
     static constexpr unsigned lines = is_transposed ? Shape::columns : Shape::rows;
     static constexpr unsigned places = is_transposed ? Shape::rows : Shape::columns;
     static constexpr int num_elements = lines * places / 32;
-    element_type x[num_elements];
+    alignas(2 * sizeof(element_type)) element_type x[num_elements];   // copied in pairs
 
     struct Position { unsigned line, place; };
     static Position position(unsigned element, unsigned lane) {
@@ -53,36 +52,30 @@ void fill_fragment(fragment<U, M, N, K, T, L>& f, typename fragment<U, M, N, K, 
 }
 
 namespace cuda_cpu_wmma {
-// Calls copy(address, elements, count) for each part of a lane's fragment that is adjacent in memory. is_along: the
-// fragment's lines are contiguous in memory.
-template <class Fragment, class Element, class Copy>
-void each_part(const char* name, Fragment& f, Element* matrix, unsigned stride, bool is_along, Copy copy) {
+// Two elements, which are one access.
+template <class T> struct alignas(2 * sizeof(T)) Pair { T x[2]; };
+template <class T> Pair<T>* as_pair(T* x) { return reinterpret_cast<Pair<T>*>(x); }
+template <class T> const Pair<T>* as_pair(const T* x) { return reinterpret_cast<const Pair<T>*>(x); }
+
+// Copies a lane's fragment from or to memory. is_along: the fragment's lines are contiguous in memory.
+template <bool LOADS, class Fragment, class Element>
+void copy_fragment(const char* name, Fragment& f, Element* matrix, unsigned stride, bool is_along) {
     using namespace cuda_cpu;
     require_warps(name);
     if (!aligned(matrix, 32)) reject(name, "with an address that is not a multiple of 32");
     if (stride * sizeof(Element) % 16 != 0)
         reject(name, "with a stride of ", stride, " elements; expected a multiple of ", 16 / sizeof(Element));
+    const auto copy = [](auto* memory, auto* element) {
+        if constexpr (LOADS) *element = *memory;
+        else *memory = *element;
+    };
     const bool in_pairs = is_along && Fragment::num_elements % 2 == 0 && Fragment::places % 8 == 0;
     for (unsigned e = 0; e < Fragment::num_elements; e += in_pairs ? 2 : 1) {
         const auto at = Fragment::position(e, lane());
-        copy(matrix + (is_along ? at.line * stride + at.place : at.place * stride + at.line), f.x + e, in_pairs);
+        Element* const memory = matrix + (is_along ? at.line * stride + at.place : at.place * stride + at.line);
+        if (in_pairs) copy(cuda_cpu_wmma::as_pair(memory), cuda_cpu_wmma::as_pair(f.x + e));
+        else copy(memory, f.x + e);
     }
-}
-// Two elements, which are one access.
-template <class T> struct alignas(2 * sizeof(T)) Pair { T x[2]; };
-template <class T> void copy_part(T* to, const T* from, bool is_pair, bool to_memory) {
-    if (!is_pair) {
-        *to = *from;
-    } else if (to_memory) {
-        *reinterpret_cast<Pair<T>*>(to) = {from[0], from[1]};
-    } else {
-        const Pair<T> pair = *reinterpret_cast<const Pair<T>*>(from);
-        to[0] = pair.x[0], to[1] = pair.x[1];
-    }
-}
-template <class Fragment, class T> void load(Fragment& f, const T* from, unsigned stride, bool is_along) {
-    each_part("load_matrix_sync", f, from, stride, is_along,
-              [](const T* memory, T* element, bool is_pair) { copy_part(element, memory, is_pair, false); });
 }
 
 // Numbers as a product computes with them. tf32 ignores the lower 13 bits.
@@ -111,18 +104,15 @@ CUDA_CPU_NO_TSAN void gather(Value* matrix, Fragment* const* of_lane) {
 
 template <class U, int M, int N, int K, class T, class L, class E>
 void load_matrix_sync(fragment<U, M, N, K, T, L>& f, const E* from, unsigned stride) {
-    cuda_cpu_wmma::load(f, from, stride, true);
+    cuda_cpu_wmma::copy_fragment<true>("load_matrix_sync", f, from, stride, true);
 }
 template <int M, int N, int K, class T, class E>
 void load_matrix_sync(fragment<accumulator, M, N, K, T>& f, const E* from, unsigned stride, layout_t layout) {
-    cuda_cpu_wmma::load(f, from, stride, layout == mem_row_major);
+    cuda_cpu_wmma::copy_fragment<true>("load_matrix_sync", f, from, stride, layout == mem_row_major);
 }
 template <int M, int N, int K, class T>
 void store_matrix_sync(T* to, const fragment<accumulator, M, N, K, T>& f, unsigned stride, layout_t layout) {
-    cuda_cpu_wmma::each_part("store_matrix_sync", f, to, stride, layout == mem_row_major,
-                             [](T* memory, const T* element, bool is_pair) {
-                                 cuda_cpu_wmma::copy_part(memory, element, is_pair, true);
-                             });
+    cuda_cpu_wmma::copy_fragment<false>("store_matrix_sync", f, to, stride, layout == mem_row_major);
 }
 
 // d = a b + c
@@ -156,12 +146,7 @@ void mma_sync(fragment<accumulator, M, N, K, D>& d, const fragment<matrix_a, M, 
         cuda_cpu_wmma::gather<T>(left, all(&Operand::a).data());
         cuda_cpu_wmma::gather<T>(right, all(&Operand::b).data());
         cuda_cpu_wmma::gather<C>(sums, all(&Operand::c).data());
-        for (unsigned i = 0; i < M; i++)
-            for (unsigned j = 0; j < N; j++)
-                for (unsigned step = 0; step < K; step++) {
-                    const unsigned k = step ^ (rounding.k_order % K);
-                    sums[i * N + j] += static_cast<Sum>(left[i * K + k] * right[k * N + j]);
-                }
+        add_product<M, N, K>(sums, left, right);
         cuda_cpu_wmma::gather<D>(sums, all(&Operand::d).data());
     });
 }

@@ -291,16 +291,9 @@ inline void run_collective(ncclComm& comm, const Call& call) {
 // Returns the bytes that each rank sends if the ranks form a ring.
 inline double ring_bytes(const ncclComm& comm, const Call& call) {
     const double bytes = static_cast<double>(bytes_of(call)), others = comm.size - 1;
-    switch (call.kind) {
-    case ALL_REDUCE: return 2 * bytes * others / comm.size;   // a reduce-scatter and an all-gather
-    case REDUCE_SCATTER:
-    case ALL_GATHER: return bytes * others;
-    case REDUCE:
-    case BROADCAST: return bytes;
-    case SEND: return bytes;
-    case RECV: return 0;
-    }
-    return 0;
+    if (call.kind == ALL_REDUCE) return 2 * bytes * others / comm.size;   // a reduce-scatter and an all-gather
+    if (call.kind == REDUCE_SCATTER || call.kind == ALL_GATHER) return bytes * others;
+    return call.kind == RECV ? 0 : bytes;
 }
 
 // Runs the sends and receives of a group on one communicator, all at the same time.

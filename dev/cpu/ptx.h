@@ -13,6 +13,7 @@
 
 #include "atomics.h"
 #include "cuda.h"
+#include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
@@ -236,43 +237,39 @@ inline bool is_shared(const void* p) {
 inline void require_shared(const char* name, const void* p) {
     if (!is_shared(p)) reject(name, "with an address that is not in shared memory");
 }
-}  // namespace cuda_cpu
-
-namespace cuda_cpu::ptx {
+namespace ptx {
 using cuda_cpu::shared_address;
 
 // Returns 2^x; subnormal results are flushed to 0 (ex2.approx.ftz.f32).
 inline float exp2_approx(float x) {
-    cuda_cpu::watch::special_function();
+    watch::special_function();
     const float n = nearbyintf(x);
-    float result = cuda_cpu::exp2_of_sum(n, x - n);
+    float result = exp2_of_sum(n, x - n);
     result = x < -126.0f ? 0.0f : result;
     return x >= 128.0f ? std::numeric_limits<float>::infinity() : result;
 }
 
-inline float reciprocal_approx(float x) { return cuda_cpu::special(1.0f / x); }
+inline float reciprocal_approx(float x) { return special(1.0f / x); }
 
 // Returns the next work tile from an atomic counter. dev/inspect runs only a few blocks, one after another: the first
 // would get all tiles. So under dev/inspect each block gets every gridDim.x-th tile, as on average on a GPU, and the
 // counter is accessed but not changed.
 inline unsigned atomic_inc(int* counter, unsigned last) {
-    if (!cuda_cpu::watch::on) return atomicInc(reinterpret_cast<unsigned*>(counter), last);
+    if (!watch::on) return atomicInc(reinterpret_cast<unsigned*>(counter), last);
     atomicOr(counter, 0);
-    return cuda_cpu::async_work().atomic_incs++ * gridDim.x + blockIdx.x;
+    return async_work().atomic_incs++ * gridDim.x + blockIdx.x;
 }
 
 // ==== Ampere and up =====================================================================================
-}  // namespace cuda_cpu::ptx
+}  // namespace ptx
 
-namespace cuda_cpu {
 // Operands of matrix products are bfloat16, or half precision in a program compiled with PRECISION_FP16.
 #ifdef PRECISION_FP16
-inline float lower_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair)); }
-inline float upper_half(uint32_t pair) { return float_of_half(static_cast<unsigned short>(pair >> 16)); }
+using Operand16 = __half;
 #else
-inline float lower_half(uint32_t pair) { return bits<float>(pair << 16); }
-inline float upper_half(uint32_t pair) { return bits<float>(pair & 0xffff0000u); }
+using Operand16 = __nv_bfloat16;
 #endif
+inline float lower_half(uint32_t pair) { return bits<Operand16>(static_cast<uint16_t>(pair)); }
 
 using Vector16 = float __attribute__((vector_size(64), may_alias));
 
@@ -284,16 +281,10 @@ inline void read_a_fragments(float (*a)[16], const uint32_t* const* registers) {
         for (unsigned i = 0; i < 4; i++) {
             float* pair = &a[g + i % 2 * 8][2 * t + i / 2 * 8];
             pair[0] = lower_half(registers[lane][i]);
-            pair[1] = upper_half(registers[lane][i]);
+            pair[1] = lower_half(registers[lane][i] >> 16);
         }
     }
 }
-
-struct MmaOperand {
-    float* d;
-    const uint32_t* a;
-    uint32_t b[2];
-};
 
 // Computes result (16 x columns) = a (16 x 16) b (16 x columns), 16 V columns at a time.
 template <unsigned V>
@@ -326,25 +317,60 @@ CUDA_CPU_NO_TSAN inline void add_to_accumulators(float* const* d_of_lane, const 
     }
 }
 
-CUDA_CPU_NO_TSAN inline void mma_of_warp(void* const* operands, unsigned lanes) {
-    require_all_lanes("mma_m16n8k16", lanes);
-    watch::tensor_flops(2 * 16 * 8 * 16);
-    float* d[lanes_of_warp];
-    const uint32_t* registers[lanes_of_warp];
-    alignas(64) float a[16][16], b[16][16] = {}, result[16 * 16];  // b and the result have 8 columns more than needed
+// sums (M x N) += a (M x K) b (K x N)
+template <unsigned M, unsigned N, unsigned K, class Sum, class Number>
+CUDA_CPU_NO_TSAN void add_product(Sum* sums, const Number* a, const Number* b) {
+    for (unsigned i = 0; i < M; i++)
+        for (unsigned step = 0; step < K; step++) {
+            const unsigned k = step ^ (rounding.k_order % K);
+            for (unsigned j = 0; j < N; j++) sums[i * N + j] += static_cast<Sum>(a[i * K + k] * b[k * N + j]);
+        }
+}
+
+// A lane's fragments of mma.m16n8kK, in registers. A register has 4 / sizeof(T) elements of T, or one tf32.
+struct MmaOperand {
+    const char* name;
+    uint32_t* d;
+    const uint32_t *a, *b, *c;
+};
+struct tf32 {};
+template <class T> constexpr unsigned mma_elements = std::is_same_v<T, tf32> ? 1 : 4 / sizeof(T);
+template <class T> using MmaNumber = std::conditional_t<std::is_integral_v<T>, int, float>;
+template <class T> CUDA_CPU_NO_TSAN MmaNumber<T> mma_number(const uint32_t* registers, unsigned i) {
+    const uint32_t word = registers[i / mma_elements<T>];
+    if constexpr (std::is_same_v<T, tf32>) return bits<float>(word & 0xffffe000u);
+    else if constexpr (sizeof(T) == 1) return static_cast<T>(word >> 8 * (i % 4));
+    else return bits<T>(static_cast<uint16_t>(word >> 16 * (i % 2)));
+}
+
+// d (16 x 8) = a (16 x K) b (K x 8) + c. Sum: float, half or int.
+template <class T, class Sum, unsigned K>
+CUDA_CPU_NO_TSAN void mma_of_warp(void* const* operands, unsigned lanes) {
+    constexpr unsigned elements = mma_elements<T>;
+    require_all_lanes(static_cast<MmaOperand*>(operands[__builtin_ctz(lanes)])->name, lanes);
+    watch::tensor_flops(2 * 16 * 8 * K);
+    MmaNumber<T> left[16][K], right[K][8], product[16][8] = {};
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
         const MmaOperand& mine = *static_cast<MmaOperand*>(operands[lane]);
         const unsigned g = lane / 4, t = lane % 4;
-        d[lane] = mine.d;
-        registers[lane] = mine.a;
-        for (unsigned i = 0; i < 2; i++) {
-            b[2 * t + 8 * i][g] = lower_half(mine.b[i]);
-            b[2 * t + 8 * i + 1][g] = upper_half(mine.b[i]);
-        }
+        for (unsigned k = 0; k < K; k += 4 * elements)
+            for (unsigned e = 0; e < elements; e++) {
+                const unsigned column = k + t * elements + e, i = k / 4;   // i: of the first element in registers
+                left[g][column] = mma_number<T>(mine.a, 2 * i + e);
+                left[g + 8][column] = mma_number<T>(mine.a, 2 * i + elements + e);
+                right[column][g] = mma_number<T>(mine.b, i + e);
+            }
     }
-    read_a_fragments(a, registers);
-    multiply<1>(result, a, b[0], 16);
-    add_to_accumulators(d, result, 8, 16, true);
+    add_product<16, 8, K>(product[0], left[0], right[0]);
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
+        const MmaOperand& mine = *static_cast<MmaOperand*>(operands[lane]);
+        Sum sums[4];
+        memcpy(static_cast<void*>(sums), mine.c, sizeof(sums));
+        for (unsigned n = 0; n < 4; n++)
+            sums[n] = static_cast<Sum>(static_cast<MmaNumber<T>>(sums[n]) +
+                                       product[lane / 4 + n / 2 * 8][lane % 4 * 2 + n % 2]);
+        memcpy(mine.d, sums, sizeof(sums));
+    }
 }
 
 struct LdmatrixOperand {
@@ -401,37 +427,36 @@ inline void wait_for_copies(unsigned pending) {
         if (!copy.done) copy.complete();
     });
 }
-}  // namespace cuda_cpu
-
-namespace cuda_cpu::ptx {
+namespace ptx {
 inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    cuda_cpu::require_capability("mma_m16n8k16", 80);
-    cuda_cpu::MmaOperand mine{d, a, {b0, b1}};
-    cuda_cpu::full_warp_collective("mma_m16n8k16", &mine, cuda_cpu::mma_of_warp);
+    require_capability("mma_m16n8k16", 80);
+    const uint32_t b[2] = {b0, b1};
+    auto* const sums = reinterpret_cast<uint32_t*>(d);
+    MmaOperand mine{"mma_m16n8k16", sums, a, b, sums};
+    full_warp_collective("mma_m16n8k16", &mine, mma_of_warp<Operand16, float, 16>);
 }
 
 CUDA_CPU_INSTRUCTION void ldmatrix(uint32_t (&r)[4], const void* row) {
-    cuda_cpu::ldmatrix_of_lane<false>(r, row, cuda_cpu::watch::call_site());
+    ldmatrix_of_lane<false>(r, row, watch::call_site());
 }
 CUDA_CPU_INSTRUCTION void ldmatrix_transposed(uint32_t (&r)[4], const void* row) {
-    cuda_cpu::ldmatrix_of_lane<true>(r, row, cuda_cpu::watch::call_site());
+    ldmatrix_of_lane<true>(r, row, watch::call_site());
 }
 
 CUDA_CPU_INSTRUCTION void cp_async(void* to, const void* from, bool valid) {
     start_copy("cp_async", to, from, 16, valid ? 16 : 0, watch::call_site());
 }
 inline void cp_async_commit() {
-    cuda_cpu::copies_of_thread().committed++;
-    cuda_cpu::watch::cp_async_commit();
+    copies_of_thread().committed++;
+    watch::cp_async_commit();
 }
 template <int N> CUDA_CPU_INSTRUCTION void cp_async_wait() {
     if (!watch::is_removed("cp_async_wait", watch::call_site())) wait_for_copies(N);
 }
 
 // ==== Hopper: mbarrier, named barriers ==================================================================
-}  // namespace cuda_cpu::ptx
+}  // namespace ptx
 
-namespace cuda_cpu {
 // The 64 bits of an mbarrier: parity of the current phase, pending and expected arrival counts, tx-count.
 struct Mbarrier {
     static constexpr uint64_t max_arrivals = (1 << 20) - 1;
@@ -492,9 +517,7 @@ inline bool arrive_at_named_barrier(const char* name, int number, int threads) {
     block->unpark(&barrier);
     return true;
 }
-}  // namespace cuda_cpu
-
-namespace cuda_cpu::ptx {
+namespace ptx {
 CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals) {
     Mbarrier::check_address(barrier, "mbarrier_init", 90);
     if (arrivals < 1 || static_cast<uint64_t>(arrivals) > Mbarrier::max_arrivals)
@@ -505,8 +528,8 @@ CUDA_CPU_INSTRUCTION void mbarrier_init(uint64_t* barrier, int arrivals) {
     watch::mbarrier_initialised(barrier, watch::call_site());
 }
 inline void fence_mbarrier_init() {
-    cuda_cpu::require_capability("fence_mbarrier_init", 90);
-    cuda_cpu::async_work().unfenced_barrier = nullptr;
+    require_capability("fence_mbarrier_init", 90);
+    async_work().unfenced_barrier = nullptr;
 }
 
 CUDA_CPU_INSTRUCTION void mbarrier_arrive_expect_tx(uint64_t* barrier, int bytes,
@@ -540,9 +563,8 @@ inline void named_barrier_arrive(int number, int threads) {
     arrive_at_named_barrier("named_barrier_arrive", number, threads);
     if (async_work().draw(2)) block->yield();
 }
-}  // namespace cuda_cpu::ptx
+}  // namespace ptx
 
-namespace cuda_cpu {
 inline std::string AsyncWork::state_of(const void* what, unsigned number) const {
     for (unsigned n = 1; n < 16; n++)
         if (what == &named[n])
@@ -596,9 +618,7 @@ CUDA_CPU_NO_TSAN inline void AsyncWork::complete(Load& load) {
     load.phase = barrier.parity;
     barrier.change(load.barrier, "tma_load", 0, -t.box_bytes());
 }
-}  // namespace cuda_cpu
-
-namespace cuda_cpu::ptx {
+namespace ptx {
 CUDA_CPU_INSTRUCTION void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2,
                                    int c3) {
     require_capability("tma_load", 90);
@@ -627,9 +647,8 @@ inline uint64_t wgmma_descriptor(const void* tile, int column_block_bytes = 16) 
     return (shared_address(tile) & 0x3ffff) >> 4 | static_cast<uint64_t>(column_block_bytes / 16) << 16 |
            eight_rows << 32 | swizzle_128 << 62;
 }
-}  // namespace cuda_cpu::ptx
+}  // namespace ptx
 
-namespace cuda_cpu {
 // A decoded matrix descriptor. Offsets are in bytes.
 struct Descriptor {
     uint32_t start, leading, stride;
@@ -793,56 +812,55 @@ inline void warpgroup_collective(const char* name, void* operand, Block::WarpWor
         reject(name, "without a full warpgroup; expected 128 threads");
     warp_collective(name, 0xffffffff, operand, work);
 }
-}  // namespace cuda_cpu
-
-namespace cuda_cpu::ptx {
+namespace ptx {
 // The registers passed to a fence or a wait are for nvcc, which may move arithmetic on other registers across it.
 template <class Register> inline void fence_operand(Register&) {}
 template <class... Registers> inline void wgmma_fence(Registers&...) {
-    cuda_cpu::warpgroup_collective("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
-        cuda_cpu::require_all_lanes("wgmma_fence", lanes);
-        cuda_cpu::async_work().warps[cuda_cpu::this_warp()].fenced = true;
+    warpgroup_collective("wgmma_fence", nullptr, [](void* const*, unsigned lanes) {
+        require_all_lanes("wgmma_fence", lanes);
+        async_work().warps[this_warp()].fenced = true;
     });
 }
 inline void wgmma_commit() {
-    cuda_cpu::warpgroup_collective("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
-        cuda_cpu::require_all_lanes("wgmma_commit", lanes);
-        cuda_cpu::async_work().warps[cuda_cpu::this_warp()].products.committed++;
+    warpgroup_collective("wgmma_commit", nullptr, [](void* const*, unsigned lanes) {
+        require_all_lanes("wgmma_commit", lanes);
+        async_work().warps[this_warp()].products.committed++;
     });
 }
 template <int N, class... Registers> inline void wgmma_wait(Registers&...) {
-    cuda_cpu::warpgroup_collective("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
-        cuda_cpu::require_all_lanes("wgmma_wait", lanes);
-        cuda_cpu::wait_for_products(N);
+    warpgroup_collective("wgmma_wait", nullptr, [](void* const*, unsigned lanes) {
+        require_all_lanes("wgmma_wait", lanes);
+        wait_for_products(N);
     });
 }
 
 CUDA_CPU_INSTRUCTION void async_fence() {
-    cuda_cpu::require_capability("async_fence", 90);
-    if (cuda_cpu::watch::is_removed("async_fence", cuda_cpu::watch::call_site())) return;
-    cuda_cpu::watch::proxy_fence();
-    cuda_cpu::async_work().publish_stores();
+    require_capability("async_fence", 90);
+    if (watch::is_removed("async_fence", watch::call_site())) return;
+    watch::proxy_fence();
+    async_work().publish_stores();
 }
 
 template <int N, Major B> CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
     static_assert(N == 64 || N == 128 || N == 256);
-    cuda_cpu::ProductOperand mine{d, nullptr, a, b, add, cuda_cpu::watch::call_site()};
-    cuda_cpu::warpgroup_collective("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
+    ProductOperand mine{d, nullptr, a, b, add, watch::call_site()};
+    warpgroup_collective("wgmma", &mine, wgmma_of_warp<N, B>);
 }
 template <int N, Major B>
 CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
     static_assert(N == 64 || N == 128);
-    cuda_cpu::ProductOperand mine{d, a, 0, b, add, cuda_cpu::watch::call_site()};
-    cuda_cpu::warpgroup_collective("wgmma", &mine, cuda_cpu::wgmma_of_warp<N, B>);
+    ProductOperand mine{d, a, 0, b, add, watch::call_site()};
+    warpgroup_collective("wgmma", &mine, wgmma_of_warp<N, B>);
 }
 
 // setmaxnreg: the emulator does not count registers.
 template <int N> inline void setmaxnreg_dec() {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
-    cuda_cpu::require_capability("setmaxnreg_dec", 90, 90);
+    require_capability("setmaxnreg_dec", 90, 90);
 }
 template <int N> inline void setmaxnreg_inc() {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
-    cuda_cpu::require_capability("setmaxnreg_inc", 90, 90);
+    require_capability("setmaxnreg_inc", 90, 90);
 }
-}  // namespace cuda_cpu::ptx
+}  // namespace ptx
+}  // namespace cuda_cpu

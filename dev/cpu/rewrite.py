@@ -52,6 +52,7 @@ NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are",
          **dict.fromkeys("cudaTextureObject_t cudaSurfaceObject_t cudaResourceDesc cudaTextureDesc cudaArray "
                          "cudaArray_t cudaMipmappedArray_t cudaChannelFormatDesc tex1D tex1Dfetch tex2D tex3D".split(),
                          "textures, surfaces and CUDA arrays are"),
+         **dict.fromkeys("cudaExtent cudaPitchedPtr cudaMemcpy3DParms".split(), "3D copies are"),
          **dict.fromkeys("cudaKernelNodeParams cudaMemcpyNodeParams cudaGraphAddKernelNode".split(),
                          "graphs that are not captured are"),
          **dict.fromkeys("cudaIpcMemHandle_t cudaIpcEventHandle_t".split(), "memory of other processes is"),
@@ -61,8 +62,10 @@ NAMES = {"__cluster_dims__": "clusters are", "this_cluster": "clusters are",
                          "DevicePartition DeviceRadixSort DeviceReduce DeviceRunLengthEncode DeviceScan "
                          "DeviceSegmentedReduce DeviceSegmentedRadixSort DeviceSegmentedSort DeviceSelect".split(),
                          "device-wide CUB is"),
-         **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockMergeSort "
-                         "BlockRadixSort BlockShuffle WarpExchange WarpMergeSort".split(), "this part of CUB is")}
+         **dict.fromkeys("BlockAdjacentDifference BlockDiscontinuity BlockExchange BlockHistogram BlockLoad "
+                         "BlockMergeSort BlockRadixSort BlockShuffle BlockStore WarpExchange WarpMergeSort".split(),
+                         "this part of CUB is"),
+         **dict.fromkeys("labeled_partition binary_partition".split(), "groups of threads with the same label are")}
 
 # included files of dev/cpu whose names a pattern of HEADERS includes
 PROVIDED = {"cub/cub.cuh", "cuda/atomic", "cuda/pipeline"}
@@ -72,7 +75,8 @@ ELSEWHERE = {r"cooperative_groups/(scan|memcpy_async)\.h": "cooperative_groups/r
              r"cuda/std/atomic": "cuda/atomic", r"cuda/(std/)?barrier": "cuda/pipeline",
              r"cuda_pipeline_\w+\.h": "cuda_pipeline.h",
              r"(crt/.*|(builtin|device|driver|library|vector)_types|(math|vector|device|driver|common)_functions"
-             r"|device_(atomic|double)_functions|cuda_(device_runtime_api|occupancy|profiler_api|stdint)|cudaProfiler"
+             r"|device_(atomic|double)_functions|device_launch_parameters|cudaProfiler"
+             r"|cuda_((device_)?runtime_api|occupancy|profiler_api|stdint)"
              r"|channel_descriptor|host_(config|defines)|math_constants|sm_\d+_\w+)\.h(pp)?": "cuda_runtime.h",
              r"(nvtx3/)?nv(Tools|tx)\w+\.h(pp)?": "nvtx3/nvToolsExt.h"}
 
@@ -220,7 +224,8 @@ def place_of_name(part):
     end = next((j for j, t in enumerate(part) if t.text == "["), len(part))
     has_type = any(t.kind == "name" and t.text not in NOT_A_TYPE for t in part[:end - 1])
     last = part[end - 1]
-    named = (last.kind == "name" and last.text not in TYPE_WORDS | NOT_A_TYPE and has_type
+    after_class = part[end - 2].text in ("class", "typename", ".")   # of a template: class T, typename... T
+    named = (last.kind == "name" and last.text not in TYPE_WORDS | NOT_A_TYPE and (has_type or after_class)
              and part[end - 2].text != "::")
     return (end - 1, True) if named else (end, False)
 
@@ -249,15 +254,6 @@ class Parameter:
 
     def use(self):
         return self.name + ("..." if self.pack else "")
-
-
-class TemplateParameter(Parameter):
-    def __init__(self, part, number):
-        super().__init__(part, number)
-        declared, _ = without_default(part)
-        # In "class T", T is the name. Parameter() would add it to the type, as in a function's parameter.
-        if len(declared) > 1 and declared[-1].kind == "name" and declared[-2].text in ("class", "typename", "."):
-            self.name, self.type = declared[-1].text, spell(declared[:-1]).replace(". . .", "...")
 
 
 class Kernel:
@@ -306,7 +302,7 @@ def find_template(tokens, i):
     begin = tokens.match_back(j)
     if begin is None or tokens.text(begin - 1) != "template":
         return None
-    return [TemplateParameter(part, n) for n, part in enumerate(tokens.split(begin + 1, j))]
+    return [Parameter(part, n) for n, part in enumerate(tokens.split(begin + 1, j))]
 
 
 def find_parameters(tokens, i):
@@ -489,7 +485,7 @@ class File:
                 raise inline_ptx.Unknown("a text that is not a string")
             text = "".join(ast.literal_eval(re.sub(r"\\\n", "", tokens[k].text)) for k in sections[0])
             code = inline_ptx.translate(text, operands, len(sections) > 1)
-        except (inline_ptx.Unknown, ValueError, SyntaxError, IndexError, StopIteration) as error:
+        except (inline_ptx.Unknown, ValueError, SyntaxError, IndexError) as error:
             what = "inline PTX: " + str(error).replace("\\", "").replace('"', "'").replace("\n", " ")
             code = f'_Pragma("GCC error \\"{NOT_EMULATED.format(what, "this is")}\\"")'
         lines = self.source.count("\n", tokens[i].at, tokens[end].end)

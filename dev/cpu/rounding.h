@@ -1,11 +1,7 @@
 // Rounding as on another machine. CUDA_CPU_ROUNDING=SEED perturbs those computations of the emulator in which
 // processors, libraries and GPUs differ. The perturbation depends only on the seed, operands and shapes, so the same
-// command gives the same bits. Sums in a kernel's own loops are not perturbed (flags like -ffp-contract=off do).
-//
-//   - Matrix products: the sum over k is computed in two parts, divided at a random index.
-//   - Tensor-core instructions (ptx.h): the order of the sum over k.
-//   - __expf, exp2_approx: the last bits of the polynomial's coefficients (at width 1: see math_rounding).
-//   - rsqrtf, __logf, __sinf ..., reciprocal_approx: the last bit of the result (the same).
+// command gives the same bits. README.md lists what changes. Sums in a kernel's own loops are not perturbed (flags like
+// -ffp-contract=off do).
 #pragma once
 
 #include <stdint.h>
@@ -19,7 +15,7 @@ namespace cuda_cpu {
 template <class To, class From> inline To bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "both types must have the same size");
     To to;
-    memcpy(&to, &from, sizeof(to));
+    memcpy(static_cast<void*>(&to), &from, sizeof(to));
     return to;
 }
 

@@ -92,19 +92,18 @@ template <class T> static bool collectives_are_right(ncclComm_t comm, ncclDataTy
     cudaMemcpy(part, own_values.data(), n * sizeof(T), cudaMemcpyHostToDevice);
     right = ncclAllGather(part, to.data, n, type, comm, nullptr) == 0 && right;
     for (int r = 0; r < size; r++) right = to.is(values_of<T>(r, n), n * static_cast<size_t>(r)) && right;
+    const auto reset = [&] { cudaMemcpy(from.data, own_values.data(), n * sizeof(T), cudaMemcpyHostToDevice); };
     for (int root = 0; root < size; root++) {
-        cudaMemcpy(from.data, own_values.data(), n * sizeof(T), cudaMemcpyHostToDevice);
+        reset();
         const T* const sent = in_place || rank == root ? from.data : nullptr;
         right = ncclBroadcast(sent, to.data, n, type, root, comm, nullptr) == 0 && right;
         right = to.is(values_of<T>(root, n)) && right;
-    }
-    for (int root = 0; root < size; root++) {
-        cudaMemcpy(from.data, own_values.data(), n * sizeof(T), cudaMemcpyHostToDevice);
+        reset();
         T* const total = rank == root ? to.data : nullptr;
         right = ncclReduce(from.data, total, n, type, ncclSum, root, comm, nullptr) == 0 && right;
         right = (rank == root ? to.is(first_sums) : from.is(own_values)) && right;
     }
-    cudaMemcpy(from.data, own_values.data(), n * sizeof(T), cudaMemcpyHostToDevice);
+    reset();
     return ncclAllReduce(from.data, to.data, n, type, ncclSum, comm, nullptr) == 0 && to.is(first_sums) && right;
 }
 

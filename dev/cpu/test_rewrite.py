@@ -46,9 +46,20 @@ class World:
         return dict(line.split(" ", 1) for line in result.stdout.splitlines() if " " in line)
 
 
+# Programs call is(what, found, expected), which prints wrong values and counts right ones.
+IS = r"""
+#include <cstdio>
+static int right = 0;
+inline void is(const char* what, double found, double expected) {
+    if (found == expected) right++;
+    else printf("wrong %s: %g; expected %g\n", what, found, expected);
+}
+"""
+
+
 # ---- launches
 
-LAUNCHES = r"""
+LAUNCHES = IS + r"""
 #include <vector>
 namespace outer { namespace {
 template <class T, int N = 2, typename = void>
@@ -94,35 +105,36 @@ int main()
                             64 * sizeof(char), stream>>>(x, 2,
                                                          n);
     printf("line %d %s\n", __LINE__, __FILE__);
-    printf("explicit %g %g\n", x[0], x[255]);
+    is("explicit template arguments and a configuration over three lines", x[0] + x[255], 12);
     outer::fill<<<Sum<1, Sum<1, 1>::value>::value, [&](int a) { return a > 2 ? 32 : 64; }(n), 0>>>(x, 1.5f, 256);
-    printf("deduced %g %g\n", x[0], x[255]);
-    forward_declared<<<1, 1>>>(x, x); printf("forward %g\n", x[0]);
-    which<<<1, 1>>>(x); printf("overload_default %g\n", x[0]);
-    which<<<1, 1>>>(x, x + 1); printf("overload %g\n", x[0]);
-    which<<<1, 1>>>(d, NULL); printf("overload_null %g\n", d[0]);
-    x[0] = 1; simple<<<1, n < 3 ? 2 : 1>>>(x, n, x); printf("conversion %g\n", x[0]);
-    x[0] = 1; LAUNCH(simple, x, 5, x); printf("macro %g\n", x[0]);
-    x[0] = 1; CHECK(simple<<<1, 1>>>(x, 6, x)); printf("in_macro %g\n", x[0]);
-    x[0] = 1; by_parameter(simple, x); printf("parameter %g\n", x[0]);
+    is("deduced template arguments; templates, commas and lambdas in a configuration", x[0] + x[255], 6);
+    forward_declared<<<1, 1>>>(x, x); is("a template that is defined later, with a default argument", x[0], 7);
+    which<<<1, 1>>>(x); is("an overload with a default argument", x[0], 12);
+    which<<<1, 1>>>(x, x + 1); is("the same overload with the argument", x[0], 11);
+    which<<<1, 1>>>(d, NULL); is("an overload for another type; NULL converts to int as in C++", d[0], 13);
+    x[0] = 1; simple<<<1, n < 3 ? 2 : 1>>>(x, n, x); is("conversions of arguments; < as less-than", x[0], 257);
+    x[0] = 1; LAUNCH(simple, x, 5, x); is("a launch in a macro's body", x[0], 6);
+    x[0] = 1; CHECK(simple<<<1, 1>>>(x, 6, x)); is("a launch in a macro's argument", x[0], 7);
+    x[0] = 1; by_parameter(simple, x); is("a kernel passed as a parameter", x[0], 5);
     void (*all[])(const float*, size_t, float*) = {simple};
-    x[0] = 0; all[0]<<<1, 1>>>(x, 1, x); (*all)<<<1, 1>>>(x, 1, x); printf("pointer %g\n", x[0]);
-    call<<<1, 4>>>([=] __device__ (int i) { x[i] = 10 + i; }); printf("lambda %g\n", x[3]);
-    sum<<<1, 1>>>(x, 1, 2.5, 3u); printf("pack %g\n", x[0]);
-    by_number<4><<<1, 1>>>((float (*)[4])x); printf("number %g\n", x[4]);
-    by_number<<<1, 1>>>(rows); printf("specialised %g\n", rows[1][0]);
-    x[0] = 1; simple<< <1, 1 >> >(x, 2, x); printf("spaces %g\n", x[0]);
-    x[0] = 1; same_name(x, 1); printf("same_name %g\n", x[0]);
-    grid_size<<<{2, 3}, {4}>>>(x); printf("braces %g\n", x[0]);
-    Owner{x}.run(); printf("member %g\n", x[0]);
-    calls<<<1, 1>>>(x); printf("noinline %g\n", x[0]);
-    simple<<<0, 1>>>(x, n, x); printf("error %s\n", cudaGetErrorName(cudaGetLastError()));
+    x[0] = 0; all[0]<<<1, 1>>>(x, 1, x); (*all)<<<1, 1>>>(x, 1, x); is("kernels in an array of pointers", x[0], 2);
+    call<<<1, 4>>>([=] __device__ (int i) { x[i] = 10 + i; }); is("a lambda as argument", x[3], 13);
+    sum<<<1, 1>>>(x, 1, 2.5, 3u); is("a parameter pack", x[0], 6.5);
+    by_number<4><<<1, 1>>>((float (*)[4])x); is("an explicit integer template argument", x[4], 4);
+    by_number<<<1, 1>>>(rows); is("a deduced specialisation", rows[1][0], 55);
+    x[0] = 1; simple<< <1, 1 >> >(x, 2, x); is("<< < and >> >", x[0], 3);
+    x[0] = 1; same_name(x, 1); is("a host function with the kernel's name", x[0], 2);
+    grid_size<<<{2, 3}, {4}>>>(x); is("a configuration in braces", x[0], 234);
+    Owner{x}.run(); is("a launch in a member function", x[0], 213);
+    calls<<<1, 1>>>(x); is("__noinline__", x[0], 1);
+    simple<<<0, 1>>>(x, n, x); is("a launch's error", cudaGetLastError(), cudaErrorInvalidConfiguration);
     cudaGraph_t graph; cudaGraphExec_t executable;
     cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
     x[0] = 0; simple<<<1, 1, 0, stream>>>(x, 2, x); const float in_capture = x[0];
     cudaStreamEndCapture(stream, &graph); cudaGraphInstantiate(&executable, graph);
     for (int i = 0; i < 3; i++) cudaGraphLaunch(executable, stream);
-    cudaStreamSynchronize(stream); printf("graph %g %g\n", in_capture, x[0]);
+    cudaStreamSynchronize(stream); is("a launch into a captured stream", 10 * in_capture + x[0], 6);
+    printf("right %d\n", right);
 }
 template <class T> __global__ void forward_declared(T* x, const T* y, int z) { *x = z; }
 """
@@ -132,27 +144,9 @@ def test_launches():
     world = World("launches", {"mine.cu": LAUNCHES})
     got = world.build_and_run("mine.cu")
     line = next(n for n, text in enumerate(LAUNCHES.split("\n"), 1) if "__LINE__" in text)
-    for name, expected, what in [
-            ("explicit", "6 6", "explicit template arguments and a configuration over three lines"),
-            ("deduced", "3 3", "deduced template arguments; templates, commas and lambdas in a configuration"),
-            ("forward", "7", "a template that is declared before its definition, with a default argument"),
-            ("overload_default", "12", "an overload with a default argument"),
-            ("overload", "11", "the same overload with the argument"),
-            ("overload_null", "13", "an overload for another type; NULL converts to int as in C++"),
-            ("conversion", "257", "conversions of int to size_t and float* to const float*; < as less-than"),
-            ("macro", "6", "a launch in a macro's body"), ("in_macro", "7", "a launch in a macro's argument"),
-            ("parameter", "5", "a kernel passed as a parameter"), ("pointer", "2", "kernels in an array of pointers"),
-            ("lambda", "13", "a lambda as argument"), ("pack", "6.5", "a parameter pack"),
-            ("number", "4", "an explicit integer template argument"), ("specialised", "55", "a deduced specialisation"),
-            ("spaces", "3", "<< < and >> >"), ("same_name", "2", "a host function with the kernel's name"),
-            ("braces", "234", "a configuration in braces"),
-            ("member", "213", "a launch in a member function"), ("noinline", "1", "__noinline__"),
-            ("error", "cudaErrorInvalidConfiguration", "cudaGetLastError returns the error of a launch"),
-            ("graph", "0 6", "a launch into a captured stream"),
-            ("text", 'simple<<<1, 2>>>(3) // " no simple<<<1, 2>>>(3))"  " 1000000', "strings are not changed"),
-            ("line", f"{line} mine.cu", "__LINE__ and __FILE__ refer to the user's file")]:
-        expect_equal(got.get(name), expected, f"{what}: prints {expected}")
-    expect("check failed" not in str(got), "no other launch fails")
+    expect_equal(got, {"right": "22", "line": f"{line} mine.cu",
+                       "text": 'simple<<<1, 2>>>(3) // " no simple<<<1, 2>>>(3))"  " 1000000'},
+                 "all forms of launches; strings are not changed; __LINE__ and __FILE__ refer to the user's file")
     with open(os.path.join(world.folder, "build/program.cpp")) as file:
         text = file.read()
     lines = text[text.index('#line 1 "mine.cu"\n'):].split("\n")[1:]
@@ -223,8 +217,7 @@ def test_signatures():
 
 # ---- shared memory
 
-SHARED = r"""
-#include <cstdio>
+SHARED = IS + r"""
 extern __shared__ float everywhere[];
 template <class T> struct Shared {
     __device__ operator T*() { extern __shared__ int of_a_struct[]; return (T*)of_a_struct; }
@@ -254,23 +247,20 @@ int main()
     cudaMemset(out, 0, 256);
     types<float><<<8, 1, 1024>>>(out);
     width<<<1, 1>>>(out);
-    for (int i = 0; i < 10; i++) printf("%d %g\n", i, out[i]);
-    printf("line %d\n", __LINE__);
+    is("an array of aligned bytes", out[0], 1); is("the same memory through a struct's array of ints", out[1], 5);
+    is("a volatile array", out[2], 5); is("alignment", out[3], 0); is("a declaration on two lines", out[4], 8);
+    is("an array of pointers", out[5], 40); is("an array declared outside of functions", out[6], 9);
+    is("a static array of a type with a constructor", out[7], 4); is("a program may define WARP_SIZE", out[8], 32);
+    is("each block has its own array, also outside of functions", out[9], 8);
+    printf("right %d\nline %d\n", right, __LINE__);
 }
 """
 
 
 def test_shared():
     got = World("shared", {"mine.cu": SHARED}).build_and_run("mine.cu")
-    for i, (expected, what) in enumerate([
-            (1, "an array of aligned bytes"), (5, "the same memory through a struct's array of ints"),
-            (5, "a volatile array"), (0, "alignment"), (8, "a declaration on two lines"),
-            (40, "an array of pointers"), (9, "an array declared outside of functions"),
-            (4, "a static array of a type with a constructor"), (32, "a program may define WARP_SIZE"),
-            (8, "each block has its own array, also outside of functions")]):
-        expect_equal(got.get(str(i)), str(expected), f"shared memory: {what}")
     line = next(n for n, text in enumerate(SHARED.split("\n"), 1) if "__LINE__" in text)
-    expect_equal(got.get("line"), str(line), "lines keep their numbers")
+    expect_equal(got, {"right": "10", "line": str(line)}, "shared memory in all forms; lines keep their numbers")
 
 
 # ---- files
@@ -367,9 +357,11 @@ def test_by_address():
 
 # ---- inline PTX
 
-INLINE_PTX = r"""
-#include <cuda_fp16.h>
+INLINE_PTX = IS + r"""
 #include <cstdint>
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #define LANE(x) asm volatile("mov.u32 %0, %%laneid;" \
                              : "=r"(x))
 __device__ unsigned shared_of(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
@@ -397,7 +389,7 @@ template <class T> __global__ void numbers(T* out, const unsigned* in)
     asm("lop3.b32 %0, %1, %2, %3, 0x96;" : "=r"(b) : "r"(1), "r"(3), "r"(8)); out[12] = b;
     asm("bfe.u32 %0, %1, 4, 8;" : "=r"(b) : "r"(0xabcde)); out[13] = b == 0xcd;
     asm("bfe.s32 %0, %1, 4, 4;" : "=r"(s) : "r"(0xf5)); out[14] = s;
-    asm("bfi.b32 %0, %1, %2, 8, 4;" : "=r"(b) : "r"(3), "r"(0x10f01)); out[15] = b == 0x10301;
+    asm("{ .reg .f32 x; ex2.approx.f32 x, %1; rcp.approx.f32 %0, x; }" : "=f"(g) : "f"(1.0f)); out[15] = 2 * g;
     asm("clz.b32 %0, %1;" : "=r"(b) : "r"(16)); out[16] = b;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(g) : "f"(3.0f)); out[17] = g;
     asm("max.s32 %0, %1, %2;" : "=r"(s) : "r"(-3), "r"(-8)); out[18] = s;
@@ -453,25 +445,7 @@ __global__ void tiles(float* out, const half* in)
     }
     out[t] = right;
 }
-int main()
-{
-    float* out; unsigned* in; half* matrix;
-    cudaMalloc(&out, 256); cudaMemset(out, 0, 256); cudaMalloc(&in, 16); cudaMalloc(&matrix, 512);
-    for (int i = 0; i < 4; i++) in[i] = i + 1;
-    for (int i = 0; i < 256; i++) matrix[i] = __float2half(i * 7 % 5 - 2);
-    numbers<<<1, 32>>>(out, in);
-    printf("numbers"); for (int i = 0; i < 31; i++) printf(" %g", out[i]); printf("\n");
-    tiles<<<1, 32>>>(out, matrix);
-    printf("tiles"); for (int i = 0; i < 32; i++) printf(" %g", out[i]); printf("\n");
-}
-"""
-
-
-# A product of 64 x 16 ones, which TMA loads, and 16 x 64 twos.
-HOPPER = r"""
-#include <cuda.h>
-#include <cuda_bf16.h>
-__device__ unsigned shared_of(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+// A product of 64 x 16 ones, which TMA loads, and 16 x 64 twos.
 __device__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __global__ void multiply(float* out, const __grid_constant__ CUtensorMap map)
 {
@@ -509,33 +483,36 @@ __global__ void multiply(float* out, const __grid_constant__ CUtensorMap map)
 }
 int main()
 {
-    float* out; __nv_bfloat16* ones; CUtensorMap map;
-    cudaMalloc(&out, 512); cudaMalloc(&ones, 8192);
+    // Lanes store one after another: the last lane's results remain.
+    const float expected[] = {31, 12, 99, 3, 6, 5, 1, 1, 13, -2, 4, 1, 10, 1, -1, 1, 27, 8, -3, 10, 30, 16, 3, 14, 24,
+                              1, 16, 1, 0, 4, 2.5f};
+    float* out; unsigned* in; half* matrix; __nv_bfloat16* ones; CUtensorMap map;
+    cudaMalloc(&out, 512); cudaMemset(out, 0, 512); cudaMalloc(&in, 16); cudaMalloc(&matrix, 512);
+    cudaMalloc(&ones, 8192);
+    for (int i = 0; i < 4; i++) in[i] = i + 1;
+    for (int i = 0; i < 256; i++) matrix[i] = __float2half(i * 7 % 5 - 2);
     for (int i = 0; i < 4096; i++) ones[i] = __float2bfloat16(1);
+    numbers<<<1, 32>>>(out, in);
+    for (int i = 0; i < 31; i++) is(std::to_string(i).c_str(), out[i], expected[i]);
+    tiles<<<1, 32>>>(out, matrix);
+    for (int i = 0; i < 32; i++) is("tiles", out[i], 1);
     const cuuint64_t extents[] = {64, 64, 1, 1}, strides[] = {128, 8192, 8192};
     const cuuint32_t box[] = {64, 64, 1, 1}, steps[] = {1, 1, 1, 1};
     if (cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, ones, extents, strides, box, steps,
                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)) return 1;
     multiply<<<1, 128, 32768>>>(out, map);
-    for (int i = 0; i < 128; i++) if (out[i] != 32 * 32) printf("wrong %g\n", out[i]);
-    printf("first %g\n", out[0]);
+    for (int i = 0; i < 128; i++) is("wgmma", out[i], 32 * 32);
+    printf("right %d\n", right);
 }
 """.replace("NUMBERS", ", ".join(f"%{n}" for n in range(32))).replace(
     "SUMS", ", ".join(f'"+f"(d[{n}])' for n in range(32)))
 
 
 def test_inline_ptx():
-    expect_equal(World("hopper", {"mine.cu": HOPPER}).build_and_run("mine.cu"), {"first": "1024"},
-                 "inline PTX: mbarrier, TMA, wgmma, setmaxnreg, bar, fence")
-    got = World("inline_ptx", {"mine.cu": INLINE_PTX}).build_and_run("mine.cu")
-    # Lanes store one after another: the last lane's results remain.
-    expected = "31 12 99 3 6 5 1 1 13 -2 4 1 10 1 -1 1 27 8 -3 10 30 16 3 14 24 1 16 1 0 4 2.5"
-    for n, (a, b) in enumerate(zip(got.get("numbers", "").split(), expected.split())):
-        if a != b:
-            expect_equal(a, b, f"inline PTX: result {n}")
-    expect_equal(got.get("numbers"), expected, "inline PTX: arithmetic, registers, predicates, loops, loads, atomics")
-    expect_equal(got.get("tiles"), " ".join("1" * 32), "inline PTX: cp.async, ldmatrix, and mma of FP16, INT8, TF32")
+    expect_equal(World("inline_ptx", {"mine.cu": INLINE_PTX}).build_and_run("mine.cu"), {"right": str(31 + 32 + 128)},
+                 "inline PTX: arithmetic, registers, predicates, loops, loads, atomics; cp.async, ldmatrix, and mma of "
+                 "FP16, INT8, TF32; mbarrier, TMA, wgmma, setmaxnreg, bar, fence")
 
 
 # ---- NVIDIA's own headers

@@ -79,7 +79,6 @@ constexpr size_t guard_bytes = 0;
 bool begin_launch(const LaunchShape& shape);       // returns whether blocks of this launch are recorded
 Run next_block();                                  // called before each block, in the order of their numbers
 void begin_block(uint64_t number, Run run);        // of a block that runs
-void end_block();
 void product(const Product& product);
 Figures take_figures();                            // traffic since the last call
 void record_launches(bool enabled);                // initially enabled
