@@ -14,16 +14,12 @@
 
 namespace inspect {
 constexpr unsigned GRANULE = 16;
-constexpr uint32_t NONE = ~0u;
 
 enum class Kind : uint8_t { READ, WRITE, ATOMIC, ATOMIC_READ };
 inline bool is_read(Kind kind) { return kind == Kind::READ || kind == Kind::ATOMIC_READ; }
 inline bool is_atomic(Kind kind) { return kind == Kind::ATOMIC || kind == Kind::ATOMIC_READ; }
 
-struct Entry {
-    Tick tick;
-    uint32_t lanes;        // a bit per lane of the warp that starts at first_actor; for other actors bit 0
-    uint32_t first_actor;
+struct Entry : Accessors {
     uint32_t block;
     uint32_t site;
     uint16_t bytes;        // a bit per byte of the granule
@@ -33,11 +29,6 @@ struct Entry {
 
 class Shadow {
 public:
-    void clear() {
-        pages_.clear();
-        last_page_ = nullptr;
-    }
-
     // Calls f for each entry of a granule, latest first; f returns whether to keep the entry.
     template <class F> void visit(uint64_t granule, F f) {
         entries_of(granule).remove_if([&](Entry& entry) { return !f(entry); });
