@@ -533,10 +533,10 @@ static unsigned actors() { return first_engine + ENGINES + warps(); }
 static unsigned wgmma_actor(unsigned warp) { return first_engine + ENGINES + warp; }
 
 static void write(const std::string& ended);
-static void end_program(const std::string& ended) {
+static void end_program(const std::string& ended, int code = 0) {
     write(ended);
     fflush(stdout);
-    _Exit(0);
+    _Exit(code);
 }
 
 // ==== races ==============================================================================================
@@ -759,7 +759,7 @@ static unsigned wrong_thread = NONE;    // after an index out of bounds
 // Returns whether the latest access, at this place, is in an array, allocation or variable, also with its last byte.
 static bool is_inside(Place& place) {
     if (place.space == Space::OTHER) {
-        if (latest.access == Access::STORE && current == wrong_thread) end_program("after an index out of bounds");
+        if (latest.access == Access::STORE && current == wrong_thread) end_program("by an index out of bounds", 1);
     } else if (place.space == Space::HOST) {
         add_out_of_bounds(latest, {}, "the host's memory, which a GPU cannot access");
     } else {
@@ -804,7 +804,7 @@ static void check_alignment(uintptr_t address, uint64_t alignment, const char* t
     const std::string why = "a misaligned address: " + std::string(type) + " needs a multiple of " +
                             std::to_string(alignment);
     if (is_checking()) add_out_of_bounds({access, By::THREAD, nullptr, pc, 1}, {}, why);
-    end_program(why);
+    end_program(why, 1);
 }
 
 // Called at a signal that ends the program: reports the access with the invalid address, if that is the reason. Device
