@@ -404,11 +404,18 @@ struct Thread : Clocks {
     uint32_t stack = 0;
     uint32_t segment = 0;    // stores and synchronisations so far: loads are not moved across them
     Registers registers;
+    struct {
+        Space space;
+        uint64_t at;
+        uint32_t site;
+        std::vector<Hazards::iterator> races;
+    } load{};                     // the latest access, if it is a load
     std::vector<Bulk> copies;     // by cp.async
     unsigned copy_groups = 0;
     uint64_t special = 0;    // special functions
     void synchronised() {
         own++;
+        load = {};
         registers.drop_all();
     }
 };
@@ -576,10 +583,13 @@ static Unordered unordered(const Entry& entry, Space space, const NewAccess& lat
     return {"no fence.proxy.async between them", Moment{*later.fenced, NONE, 0}.not_covered(entry)};
 }
 
-static void add(Hazards& hazards, const Place& place, const Side& later, const Side& earlier, const std::string& why) {
+static Hazards::iterator add(Hazards& hazards, const Place& place, const Side& later, const Side& earlier,
+                             const std::string& why) {
     const Range owner = place.range == nullptr ? Range{} : *place.range;
     const Hazard first{place.space, owner, static_cast<int64_t>(place.at - owner.at), later, earlier, 0};
-    hazards.try_emplace({later.site, earlier.site, why, owner.at}, first).first->second.count++;
+    const auto hazard = hazards.try_emplace({later.site, earlier.site, why, owner.at}, first).first;
+    hazard->second.count++;
+    return hazard;
 }
 
 static Access access_of(Kind kind) { return is_read(kind) ? Access::LOAD : Access::STORE; }
@@ -618,10 +628,13 @@ static Accessors accessors(unsigned actor, Tick tick) {
     return {tick, 1u << actor % LANES, actor / LANES * LANES};
 }
 
-// Compares an access to bytes of one granule with earlier ones.
-static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later) {
+static Shadow& shadow_of(Space space) { return space == Space::SHARED ? state.shared_shadow : launch.shadow; }
+
+// Compares an access to bytes of one granule with earlier ones; returns its races.
+static std::vector<Hazards::iterator> touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later) {
     (state.counting ? kernel->accesses : kernel->checked_accesses)++;
-    Shadow& shadow = space == Space::SHARED ? state.shared_shadow : launch.shadow;
+    std::vector<Hazards::iterator> races;
+    Shadow& shadow = shadow_of(space);
     const uint64_t granule = at / GRANULE;
     const uint16_t mask = mask_of(at, bytes);
     const Accessors by = accessors(later.actor, later.tick);
@@ -653,9 +666,10 @@ static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& lat
         if (race.actor != NONE) {
             const bool is_same = entry.kind == Kind::WRITE && later.kind == Kind::WRITE && is_of_warp &&
                                  entry.site == later.site;
-            add(kernel->races, memory.place(space, first),
-                {later.site, access_of(later.kind), later.moment.actor, block},
-                {entry.site, access_of(entry.kind), race.actor, entry.block}, is_same ? ONE_INSTRUCTION : race.why);
+            races.push_back(add(kernel->races, memory.place(space, first),
+                                {later.site, access_of(later.kind), later.moment.actor, block},
+                                {entry.site, access_of(entry.kind), race.actor, entry.block},
+                                is_same ? ONE_INSTRUCTION : race.why));
         }
         const bool before = conflict ? race.actor == NONE
                                      : entry.block == block && later.moment.not_covered(entry) == NONE;
@@ -667,8 +681,8 @@ static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& lat
         const uint64_t first = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
         add(kernel->uninitialised, memory.place(space, first), read, {}, "");
     }
-    if (is_noted) return;
-    shadow.add(granule, {by, block, later.site, mask, later.kind, later.generic});
+    if (!is_noted) shadow.add(granule, {by, block, later.site, mask, later.kind, later.generic});
+    return races;
 }
 
 // ==== accesses ===========================================================================================
@@ -736,7 +750,32 @@ static void part_accessed(Space space, uint64_t at, unsigned bytes, unsigned par
         here = join(here, t.released_in_block);
     }
     const Kind kind = is_load ? (is_atomic ? Kind::ATOMIC_READ : Kind::READ) : is_atomic ? Kind::ATOMIC : Kind::WRITE;
-    touch(space, at, bytes, {moment_of(current), current, t.own, kind, number});
+    const auto races = touch(space, at, bytes, {moment_of(current), current, t.own, kind, number});
+    if (kind == Kind::READ) t.load = {space, at, number, races};
+    else if (!is_atomic || t.load.at != at) t.load = {};
+}
+
+// An atomicCAS that directly follows a load of the value there, as the one before a loop of them: the load is no race,
+// because a change by another thread makes the atomicCAS fail.
+static void compared(const volatile void* address) {
+    if (!is_recording()) return;
+    const Pause pause;
+    const Place place = memory.find(const_cast<const void*>(address));
+    const auto load = std::exchange(me().load, {});
+    if (load.space != place.space || load.at != place.at) return;
+    for (const Hazards::iterator& race : load.races)
+        if (--race->second.count == 0) kernel->races.erase(race);
+    const Accessors by = accessors(current, me().own);
+    shadow_of(place.space).visit(place.at / GRANULE, [&](Entry& entry) {
+        const bool is_it = entry.kind == Kind::READ && entry.site == load.site && entry.tick == by.tick &&
+                           entry.first_actor == by.first_actor && entry.block == block;
+        if (is_it && entry.bytes & mask_of(place.at, 1)) entry.lanes &= ~by.lanes;
+        return entry.lanes != 0;
+    });
+}
+// The emulator's own loop of atomicCAS, for other atomics, begins with an atomic load.
+static void loaded_to_change() {
+    if (is_recording()) me().load = {};
 }
 
 // Reports threads that wait at another barrier than others, or for threads that have ended.
@@ -915,7 +954,7 @@ static Level account(const Queued& queued) {
 
 // Counts accesses by TMA or wgmma: chunks of 16 bytes, assumed to be transferred in the best order.
 static void account_bulk(Site& site, const std::vector<uint64_t>& chunks) {
-    if (!state.counting || chunks.empty()) return;
+    if (!state.counting) return;
     site.requests++;
     site.lanes++;
     site.bytes_used += chunks.size() * GRANULE;
@@ -1220,9 +1259,9 @@ static void complete(const Bulk& bulk, unsigned actor, Tick tick) {
         for (uint64_t at : side.at)
             touch(site.space, at, site.bytes, {bulk.moment, actor, tick, kind, side.site, site.by == By::COPY_ASYNC,
                                                site.by == By::WGMMA ? &bulk.fenced : nullptr});
-        // The four warps of a warpgroup share one read of B.
-        const bool is_shared = site.by == By::WGMMA && &side != &bulk.sides[0] && bulk.moment.actor / LANES % 4 != 0;
-        if (site.by != By::COPY_ASYNC && !is_shared) account_bulk(site, side.at);
+        // A may be in registers; the four warps of a warpgroup share one read of B.
+        const bool is_read = &side == &bulk.sides[0] ? !side.at.empty() : bulk.moment.actor / LANES % 4 == 0;
+        if (site.by == By::COPY_ENGINE || (site.by == By::WGMMA && is_read)) account_bulk(site, side.at);
     }
 }
 

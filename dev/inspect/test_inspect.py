@@ -248,6 +248,7 @@ RACES = {
     "bytes": ("loads of single bytes: it loads a whole word", "shared", WRITES_READS),
     "histogram": ("__syncthreads between clearing and atomicAdd", "shared", [("clears", "adds")]),
     "atomic_and_store": ("an atomic store", "global", [("writes", "writes"), ("writes", "adds")]),
+    "product": ("atomicCAS of the value that it loads, with atomicAdd in its place", "global", [("loads", "adds")]),
     "one_word": ("one address per block", "global", [("writes", "writes")]),
     "next_block": ("a new launch between blocks that write and read", "global", WRITES_READS),
     "last_block": ("__threadfence before the count of blocks", "global", WRITES_READS),
@@ -296,6 +297,9 @@ def test_races():
                  "cub: __syncthreads is needed before its storage is used again")
     expect_equal([kernel["name"] for kernel in case.figures["kernels"] if kernel["out_of_bounds"]], ["late"],
                  "no right access is reported as out of bounds or of the host's memory")
+    run, figures = case.run_again("--", "misaligned")
+    expect((run.returncode, figures["ended"][:20]) == (1, "a misaligned address"),
+           "a misaligned address ends the program with exit code 1", figures["ended"])
     test_late_faults(case)
     natural = {kernel["name"]: pairs(kernel) for kernel in case.figures["kernels"]}
     for seed in "12":

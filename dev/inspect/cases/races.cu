@@ -103,6 +103,16 @@ template <bool right> __global__ void atomic_and_store(int* sum) {
         *sum = 0;                                     // writes
     atomicAdd(sum, 1);                                // adds
 }
+// The CUDA C++ Programming Guide's loop of atomicCAS begins with a load.
+template <bool right> __global__ void product(float* out) {
+    int* const place = reinterpret_cast<int*>(out);
+    int seen = *place, expected;                      // loads
+    if (!right) atomicAdd(out, __int_as_float(seen)); // adds
+    else do {
+        expected = seen;
+        seen = atomicCAS(place, expected, __float_as_int(2 * __int_as_float(expected)));
+    } while (seen != expected);
+}
 template <bool right> __global__ void histogram(int* out, const int* in) {
     __shared__ int counts[8];
     if (threadIdx.x < 8) counts[threadIdx.x] = 0;     // clears
@@ -278,6 +288,7 @@ template <bool right> static void both(float* out, const float* in, unsigned* co
     one_word<right><<<3, 32>>>(numbers);
     next_block<right><<<2, 64>>>(out);
     atomic_and_store<right><<<1, 64>>>(numbers);
+    product<right><<<1, 64>>>(out);
     histogram<right><<<2, 64>>>(numbers, reinterpret_cast<const int*>(in));
     cudaMemset(counts, 0, 1024);
     last_block<right><<<2, 64>>>(out, counts, out + 4096);
@@ -293,13 +304,16 @@ template <bool right> static void both(float* out, const float* in, unsigned* co
     unwritten_dynamic<right><<<1, 64, 256>>>(out);
 }
 
-int main() {
+__global__ void misaligned(float* out) { *reinterpret_cast<float4*>(out + 1) = {}; }
+
+int main(int count, char**) {
     float *in, *out;
     unsigned* counts;
     cudaMalloc(&in, 1 << 16);
     cudaMalloc(&out, 1 << 16);
     cudaMalloc(&counts, 1024);
     cudaMemset(in, 0, 1 << 16);
+    if (count > 1) misaligned<<<1, 1>>>(out);
     both<true>(out, in, counts);
     both<false>(out, in, counts);
     lanes<Order::NOTHING><<<1, 64>>>(out);
