@@ -18,7 +18,6 @@
 #include "shadow.h"
 
 #include <chrono>
-#include <cmath>
 #include <csignal>
 #include <sys/time.h>
 #include <cstdio>
@@ -445,7 +444,7 @@ static const bool is_sample = mode == "sample", is_whole = !is_sample && mode !=
 static const std::string only = setting("INSPECT_KERNEL");   // in the symbol or NVTX range of kernels to record
 static const std::set<std::string> except = settings<std::string>("INSPECT_EXCEPT");   // NVTX ranges not to record
 static const std::string from = setting("INSPECT_FROM");     // from the first launch in this range to the second one
-static const double seconds = atof(setting("INSPECT_SECONDS").c_str());   // ends the program after this time
+static const int seconds = atoi(setting("INSPECT_SECONDS").c_str());   // ends the program after this time; 0: never
 static const std::set<uintptr_t> removed = settings<uintptr_t>("INSPECT_REMOVE");   // addresses of barriers to skip
 static const auto start = std::chrono::steady_clock::now();
 
@@ -474,6 +473,7 @@ static unsigned from_launches;         // launches in the range `from`
 static Memory memory;
 static Stacks stacks;
 static std::vector<std::unique_ptr<Kernel>> kernels;
+// By function, NVTX range, grid, block, dynamic shared memory, integer arguments and null pointers.
 static std::map<json, Kernel*> by_shape;
 static std::vector<Product> products;
 static std::vector<std::pair<const char*, size_t>> sequence;
@@ -528,9 +528,9 @@ struct Pause {
 };
 
 // Returns what an address belongs to, whether a block is recorded or not.
-static Space space_of(const void* address) {
+static Place find(const void* address) {
     const Pause pause;
-    return memory.find(address).space;
+    return memory.find(address);
 }
 
 static Thread& me() { return state.threads[current]; }
@@ -617,7 +617,7 @@ static uint16_t mask_of(uint64_t at, uint64_t bytes) {
 
 // An atomic store does not read what it replaces: adds a write before all accesses.
 static void overwritten(const volatile void* address, size_t bytes) {
-    const Place place = memory.find(const_cast<const void*>(address));
+    const Place place = find(const_cast<const void*>(address));
     if (is_recording() && place.space == Space::SHARED)
         state.shared_shadow.add(place.at / GRANULE,
                                 {{0, 1, 0}, block, NONE, mask_of(place.at, bytes), Kind::ATOMIC, true});
@@ -839,7 +839,7 @@ static void wrong_index(const char* type, int64_t index, const void* pc) {
 // processor only some such accesses fail. (Local variables are in registers on a GPU.)
 static void check_alignment(uintptr_t address, uint64_t alignment, const char* type, Access access, const void* pc) {
     if (address % alignment == 0 || !HostMemory::device_works()) return;
-    if (space_of(reinterpret_cast<const void*>(address)) == Space::OTHER) return;
+    if (find(reinterpret_cast<const void*>(address)).space == Space::OTHER) return;
     const std::string why = "a misaligned address: " + std::string(type) + " needs a multiple of " +
                             std::to_string(alignment);
     if (is_checking()) add_out_of_bounds({access, By::THREAD, nullptr, pc, 1}, {}, why);
@@ -1079,9 +1079,8 @@ static void drain() {
 static bool counts() { return from.empty() || from_launches > 0; }
 
 static void end_if_late() {
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    if (seconds > 0 && passed.count() > seconds)
-        end_program("after " + std::to_string(static_cast<int>(seconds)) + " s (--seconds)");
+    if (seconds > 0 && std::chrono::steady_clock::now() - start > std::chrono::seconds(seconds))
+        end_program("after " + std::to_string(seconds) + " s (--seconds)");
 }
 
 // Called when the time is over, and each millisecond from then on. Ends the program if it interrupts a kernel's code:
@@ -1106,26 +1105,11 @@ static void open() {
     action.sa_sigaction = crashed;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(signal, &action, nullptr);
-    if (seconds <= 0) return;
     action.sa_sigaction = end_in_block;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGALRM, &action, nullptr);
-    const double whole = std::floor(seconds);
-    const auto rest = static_cast<suseconds_t>(1e6 * (seconds - whole));
-    const itimerval timer{{0, 1000}, {static_cast<time_t>(whole), rest + 1}};
+    const itimerval timer{{0, 1000}, {seconds, 0}};
     setitimer(ITIMER_REAL, &timer, nullptr);
-}
-
-// Returns the Kernel of a launch. Launches with the same function, NVTX range, grid, block, dynamic shared memory,
-// integer arguments and null pointers share one.
-static Kernel* find_kernel(const LaunchShape& shape, const std::string& range) {
-    Kernel*& found = by_shape[{number_of(shape.kernel), range, shape.grid, shape.block, shape.dynamic_shared,
-                               shape.variant.integers, shape.variant.pointers}];
-    if (found == nullptr) {
-        kernels.push_back(std::make_unique<Kernel>(Kernel{shape, shape.symbol, range, kernels.size()}));
-        found = kernels.back().get();
-    }
-    return found;
 }
 
 static uint64_t shared_bytes_of_block() {
@@ -1162,7 +1146,13 @@ bool begin_launch(const LaunchShape& shape) {
     if (!from.empty() && range == from && ++from_launches == 2)
         end_program("after one pass from " + from + " to the next");
     launch = {};
-    kernel = find_kernel(shape, range);
+    Kernel*& found = by_shape[{number_of(shape.kernel), range, shape.grid, shape.block, shape.dynamic_shared,
+                               shape.variant.integers, shape.variant.pointers}];
+    if (found == nullptr) {
+        kernels.push_back(std::make_unique<Kernel>(Kernel{shape, shape.symbol, range, kernels.size()}));
+        found = kernels.back().get();
+    }
+    kernel = found;
     if (!counts()) return false;
     kernel->launches++;
     sequence.push_back({"kernel", kernel->number});
@@ -1306,8 +1296,7 @@ void product(const Product& product) {
 void record_launches(bool at_launches) { records_launches = at_launches; }
 bool only_counts() { return is_sample; }
 bool is_shared(const void* place) {
-    const Pause pause;
-    const Place found = memory.find(place);
+    const Place found = find(place);
     return found.space == Space::SHARED && found.has(1);
 }
 
@@ -1791,7 +1780,7 @@ static void let_others_run(const void* address) {
     if (std::exchange(thread, current) != current) accesses = 0;
     repeats = std::find(recent.begin(), recent.end(), address) != recent.end() ? repeats + 1 : 0;
     if (repeats == 0) recent[next++ % few] = address;
-    if ((++accesses < many && repeats < some) || space_of(address) == Space::OTHER || yield == nullptr) return;
+    if ((++accesses < many && repeats < some) || find(address).space == Space::OTHER || yield == nullptr) return;
     accesses = repeats = 0;
     yield();
 }
