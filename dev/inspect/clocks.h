@@ -20,14 +20,8 @@ constexpr Tick NEVER = ~Tick{0};
 constexpr uint32_t NONE = ~0u;
 constexpr unsigned LANES = 32;
 
-// A vector clock: one tick per actor. Immutable once it is shared.
-struct Ticks {
-    std::vector<Tick> of;
-    std::vector<Tick> least_of_warp;   // minimum over each 32 consecutive actors
-
-    explicit Ticks(size_t actors) : of(actors, 0), least_of_warp((actors + LANES - 1) / LANES, NEVER) {}
-};
-using Clock = std::shared_ptr<const Ticks>;   // null: all zero
+// A vector clock: one tick per actor. Null: all zero.
+using Clock = std::shared_ptr<const std::vector<Tick>>;
 
 // Who has made an access, and until which tick.
 struct Accessors {
@@ -44,10 +38,9 @@ struct Moment {
 
     // Returns one of these actors whose access does not happen before this moment; NONE if all do.
     unsigned not_covered(const Accessors& by) const {
-        if (clock != nullptr && clock->least_of_warp[by.first_actor / LANES] >= by.tick) return NONE;
         for (uint32_t rest = by.lanes; rest != 0; rest &= rest - 1) {
             const unsigned other = by.first_actor + static_cast<unsigned>(__builtin_ctz(rest));
-            const Tick seen = other == actor ? own : clock == nullptr ? 0 : clock->of[other];
+            const Tick seen = other == actor ? own : clock == nullptr ? 0 : (*clock)[other];
             if (seen < by.tick) return other;
         }
         return NONE;
@@ -56,16 +49,14 @@ struct Moment {
 
 // Returns the elementwise maximum of these clocks and own ticks.
 inline Clock join(const std::vector<Moment>& moments, size_t actors) {
-    auto all = std::make_shared<Ticks>(actors);
-    const Ticks* last = nullptr;
+    auto all = std::make_shared<std::vector<Tick>>(actors);
+    const std::vector<Tick>* last = nullptr;
     for (const Moment& moment : moments) {
         for (size_t i = 0; moment.clock.get() != last && moment.clock != nullptr && i < actors; i++)
-            all->of[i] = std::max(all->of[i], moment.clock->of[i]);
+            (*all)[i] = std::max((*all)[i], (*moment.clock)[i]);
         last = moment.clock.get();
     }
-    for (const Moment& moment : moments) all->of[moment.actor] = std::max(all->of[moment.actor], moment.own);
-    for (size_t i = 0; i < actors; i++)
-        all->least_of_warp[i / LANES] = std::min(all->least_of_warp[i / LANES], all->of[i]);
+    for (const Moment& moment : moments) (*all)[moment.actor] = std::max((*all)[moment.actor], moment.own);
     return all;
 }
 
@@ -78,6 +69,6 @@ inline Clock join(const Clock& a, const Clock& b) {
     if (a == last_a && b == last_b) return last;
     last_a = a;
     last_b = b;
-    return last = join({{a}, {b}}, a->of.size());
+    return last = join({{a}, {b}}, a->size());
 }
 }  // namespace inspect

@@ -148,26 +148,16 @@ private:
 
 // ==== call stacks and sites ==============================================================================
 
-// Call stacks as a tree: a node is the return address of a call and the node of its caller.
-class Stacks {
-public:
-    uint32_t call(uint32_t from, uintptr_t pc) {
-        const auto [place, is_new] = nodes_.try_emplace({from, pc}, static_cast<uint32_t>(list_.size()));
-        if (is_new) list_.push_back({from, pc});
-        return place->second;
-    }
-    uint32_t caller(uint32_t node) const { return list_[node].first; }
-    // Returns the address of an instruction, followed by the return addresses of its callers, innermost first.
-    json with_callers(uintptr_t pc, uint32_t node) const {
-        json all = json::array({pc});
-        for (; node != 0; node = list_[node].first) all.push_back(list_[node].second);
-        return all;
-    }
+// Call stacks as a tree: a node is the node of the caller and the return address of a call. Node 0: no call.
+static std::vector<std::pair<uint32_t, uintptr_t>> calls{{0, 0}};
+static std::map<std::pair<uint32_t, uintptr_t>, uint32_t> call_numbers;   // index in `calls`
 
-private:
-    std::map<std::pair<uint32_t, uintptr_t>, uint32_t> nodes_;
-    std::vector<std::pair<uint32_t, uintptr_t>> list_{{0, 0}};   // node 0: no call
-};
+// Returns the address of an instruction, followed by the return addresses of its callers, innermost first.
+static json with_callers(uintptr_t pc, uint32_t node) {
+    json all = json::array({pc});
+    for (; node != 0; node = calls[node].first) all.push_back(calls[node].second);
+    return all;
+}
 
 // An instruction that accesses memory, in one call stack, with its counts.
 struct SiteKey {
@@ -177,15 +167,10 @@ struct SiteKey {
     Space space;
     Access access;
     By by;
-    bool operator==(const SiteKey& b) const {
-        return std::tie(pc, stack, part, bytes, space, access, by) ==
+    bool operator<(const SiteKey& b) const {
+        return std::tie(pc, stack, part, bytes, space, access, by) <
                std::tie(b.pc, b.stack, b.part, b.bytes, b.space, b.access, b.by);
     }
-    struct Hash {
-        size_t operator()(const SiteKey& k) const {
-            return k.pc * 31 + k.stack * 7 + k.part * 3 + static_cast<size_t>(k.space);
-        }
-    };
 };
 struct Site : SiteKey {
     uint64_t requests = 0, lanes = 0, bytes_used = 0, sectors = 0, least_sectors = 0, wavefronts = 0,
@@ -254,7 +239,7 @@ struct Kernel {
     std::map<uint64_t, uint64_t> arrays;   // offset and bytes of the static arrays that recorded blocks access
 
     std::vector<Site> sites;
-    std::unordered_map<SiteKey, uint32_t, SiteKey::Hash> site_numbers;
+    std::map<SiteKey, uint32_t> site_numbers;
     std::set<std::tuple<std::string, uintptr_t, uint32_t>> syncs;   // name, pc and stack
     Totals totals{};     // of the block that runs
     struct Recorded {
@@ -322,26 +307,6 @@ static double memory_loads(const Kernel& kernel) {
 
 // ==== threads ============================================================================================
 
-// Values that a compiler keeps in registers: a repeated load of an address at the same site is not counted, until the
-// thread synchronises or stores to the same memory space, which may alias.
-class Registers {
-public:
-    bool hold(Space space, uint32_t site, uint64_t address) {
-        const Slot slot{address << 20 ^ site, dropped_[static_cast<size_t>(space)]};
-        return std::exchange(slots_[(address / WORD * 7 + site * 13) % SLOTS], slot) == slot;
-    }
-    void drop(Space space) { dropped_[static_cast<size_t>(space)]++; }
-    void drop_all() {
-        for (uint64_t& times : dropped_) times++;
-    }
-
-private:
-    static constexpr size_t SLOTS = 32;
-    using Slot = std::pair<uint64_t, uint64_t>;   // address and site; drops before
-    std::array<Slot, SLOTS> slots_{};
-    std::array<uint64_t, 3> dropped_{1, 1, 1};
-};
-
 // Latency. A warp waits for its loads, but a compiler issues several before the first wait: it unrolls loops and moves
 // loads up. Model: between two stores or synchronisations of a thread, UNROLL consecutive executions of every load are
 // in flight together. They form a round; the warp waits once, for the slowest memory that a load of the round goes to.
@@ -394,6 +359,19 @@ struct Clocks {
 };
 
 struct Thread : Clocks {
+    // Values that a compiler keeps in registers: a repeated load of an address at the same site is not counted, until
+    // the thread synchronises or stores to the same memory space, which may alias.
+    using Held = std::pair<uint64_t, uint64_t>;   // address and site; `dropped` of its space
+    std::array<Held, 32> registers{};
+    std::array<uint64_t, 3> dropped{1, 1, 1};     // times, by space
+    bool holds(Space space, uint32_t site, uint64_t address) {
+        const Held now{address << 20 ^ site, dropped[static_cast<size_t>(space)]};
+        return std::exchange(registers[(address / WORD * 7 + site * 13) % registers.size()], now) == now;
+    }
+    void drop_all() {
+        for (uint64_t& times : dropped) times++;
+    }
+
     // clock at the last __threadfence, or __threadfence_block; blocks or threads that see a later atomic acquire it
     Clock released, released_in_block;
     Tick own = 1, step = 1;
@@ -402,7 +380,6 @@ struct Thread : Clocks {
     uint32_t last_site = NONE;  // of its last access
     uint32_t stack = 0;
     uint32_t segment = 0;    // stores and synchronisations so far: loads are not moved across them
-    Registers registers;
     struct {
         Space space;
         uint64_t at;
@@ -415,7 +392,7 @@ struct Thread : Clocks {
     void synchronised() {
         own++;
         load = {};
-        registers.drop_all();
+        drop_all();
     }
 };
 
@@ -471,7 +448,6 @@ static void (*yield)();                // lets other threads of the block run
 static bool records_launches = true;   // set by record_launches()
 static unsigned from_launches;         // launches in the range `from`
 static Memory memory;
-static Stacks stacks;
 static std::vector<std::unique_ptr<Kernel>> kernels;
 // By function, NVTX range, grid, block, dynamic shared memory, integer arguments and null pointers.
 static std::map<json, Kernel*> by_shape;
@@ -598,10 +574,8 @@ static Access access_of(Kind kind) { return is_read(kind) ? Access::LOAD : Acces
 // writes there later races with at least one of them. Further ones of those two blocks are merged.
 static bool keep_of_others(Entry* (&others)[2], Entry& entry) {
     for (Entry*& other : others) {
-        if (other == nullptr) {
-            other = &entry;
-            return true;
-        }
+        if (other == nullptr) other = &entry;
+        if (other == &entry) return true;
         if (other->block != entry.block) continue;
         other->bytes |= entry.bytes;
         other->tick = std::max(other->tick, entry.tick);
@@ -615,12 +589,17 @@ static uint16_t mask_of(uint64_t at, uint64_t bytes) {
     return static_cast<uint16_t>(((1u << bytes) - 1) << at % GRANULE);
 }
 
+// Returns the entries of a granule.
+static std::forward_list<Entry>& entries_at(Space space, uint64_t at) {
+    Shadow& shadow = space == Space::SHARED ? state.shared_shadow : launch.shadow;
+    return shadow[at / GRANULE / SHADOW_PAGE][at / GRANULE % SHADOW_PAGE];
+}
+
 // An atomic store does not read what it replaces: adds a write before all accesses.
 static void overwritten(const volatile void* address, size_t bytes) {
     const Place place = find(const_cast<const void*>(address));
-    if (is_recording() && place.space == Space::SHARED)
-        state.shared_shadow.add(place.at / GRANULE,
-                                {{0, 1, 0}, block, NONE, mask_of(place.at, bytes), Kind::ATOMIC, true});
+    const Entry entry{{0, 1, 0}, block, NONE, mask_of(place.at, bytes), Kind::ATOMIC, true};
+    if (is_recording() && place.space == Space::SHARED) entries_at(place.space, place.at).push_front(entry);
 }
 
 static Accessors accessors(unsigned actor, Tick tick) {
@@ -628,23 +607,21 @@ static Accessors accessors(unsigned actor, Tick tick) {
     return {tick, 1u << actor % LANES, actor / LANES * LANES};
 }
 
-static Shadow& shadow_of(Space space) { return space == Space::SHARED ? state.shared_shadow : launch.shadow; }
-
 // Compares an access to bytes of one granule with earlier ones; returns its races.
 static std::vector<Hazards::iterator> touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later) {
     (state.counting ? kernel->accesses : kernel->checked_accesses)++;
     std::vector<Hazards::iterator> races;
-    Shadow& shadow = shadow_of(space);
+    std::forward_list<Entry>& entries = entries_at(space, at);
     const uint64_t granule = at / GRANULE;
     const uint16_t mask = mask_of(at, bytes);
     const Accessors by = accessors(later.actor, later.tick);
     bool is_noted = false;
     unsigned missing = space == Space::SHARED && later.kind != Kind::WRITE ? mask : 0;   // bytes not written before
     Entry* others[] = {nullptr, nullptr};
-    shadow.visit(granule, [&](Entry& entry) {
+    entries.remove_if([&](Entry& entry) {
         if (!is_read(entry.kind)) missing &= ~entry.bytes;
         if (entry.block != block && entry.kind == later.kind && later.kind != Kind::WRITE)
-            return keep_of_others(others, entry);
+            return !keep_of_others(others, entry);
         const unsigned common = entry.bytes & mask;
         const uint64_t first = granule * GRANULE + (common == 0 ? 0 : static_cast<uint64_t>(__builtin_ctz(common)));
         // Atomics of one address have an order, so a block's own one is after those that it follows.
@@ -659,7 +636,7 @@ static std::vector<Hazards::iterator> touch(Space space, uint64_t at, unsigned b
             if (same_again || another_lane) {
                 entry.lanes |= by.lanes;
                 is_noted = true;
-                return true;
+                return false;
             }
         }
         const Unordered race = conflict ? unordered(entry, space, later) : Unordered{"", NONE};
@@ -674,14 +651,14 @@ static std::vector<Hazards::iterator> touch(Space space, uint64_t at, unsigned b
         const bool before = conflict ? race.actor == NONE
                                      : entry.block == block && later.moment.not_covered(entry) == NONE;
         const bool replaces = later.kind == Kind::WRITE || entry.kind == later.kind;
-        return !(before && replaces && (entry.bytes & ~mask) == 0);
+        return before && replaces && (entry.bytes & ~mask) == 0;
     });
     if (missing != 0) {
         const Side read{later.site, Access::LOAD, later.moment.actor, block};
         const uint64_t first = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
         add(kernel->uninitialised, memory.place(space, first), read, {}, "");
     }
-    if (!is_noted) shadow.add(granule, {by, block, later.site, mask, later.kind, later.generic});
+    if (!is_noted) entries.push_front({by, block, later.site, mask, later.kind, later.generic});
     return races;
 }
 
@@ -732,9 +709,9 @@ static void part_accessed(Space space, uint64_t at, unsigned bytes, unsigned par
     Thread& t = me();
     const uint32_t number = t.last_site = find_site(latest.pc, part, bytes, space, latest.access, latest.by);
     const bool is_load = latest.access == Access::LOAD, is_atomic = latest.by == By::ATOMIC;
-    if (is_load && latest.by == By::THREAD && t.registers.hold(space, number, at)) return;
+    if (is_load && latest.by == By::THREAD && t.holds(space, number, at)) return;
     if (!is_load) {
-        t.registers.drop(space);
+        t.dropped[static_cast<size_t>(space)]++;
         t.segment++;
     }
     enqueue(number, at);
@@ -766,11 +743,11 @@ static void compared(const volatile void* address) {
     for (const Hazards::iterator& race : load.races)
         if (--race->second.count == 0) kernel->races.erase(race);
     const Accessors by = accessors(current, me().own);
-    shadow_of(place.space).visit(place.at / GRANULE, [&](Entry& entry) {
+    entries_at(place.space, place.at).remove_if([&](Entry& entry) {
         const bool is_it = entry.kind == Kind::READ && entry.site == load.site && entry.tick == by.tick &&
                            entry.first_actor == by.first_actor && entry.block == block;
         if (is_it && entry.bytes & mask_of(place.at, 1)) entry.lanes &= ~by.lanes;
-        return entry.lanes != 0;
+        return entry.lanes == 0;
     });
 }
 // The emulator's own loop of atomicCAS, for other atomics, begins with an atomic load.
@@ -1559,7 +1536,7 @@ void waited(const void* barrier, unsigned parity, const void* site) {
     const uint32_t number = touch_barrier(barrier, Kind::ATOMIC, site);
     Sync& sync = sync_of(barrier);
     me().take(sync.ended[parity]);
-    me().registers.drop_all();
+    me().drop_all();
     if (number != NONE) sync.waiters.push_back({{nullptr, current, me().step}, number});
 }
 
@@ -1690,7 +1667,7 @@ static json to_json(const Site& site) {
         if (site.worst.is_active(lane)) base = std::min(base, site.worst.address[lane] / LINE * LINE);
     for (unsigned lane = 0; lane < LANES; lane++)
         offsets.push_back(site.worst.is_active(lane) ? static_cast<int64_t>(site.worst.address[lane] - base) : -1);
-    json all = {{"stack", stacks.with_callers(site.pc, site.stack)}, {"part", site.part},
+    json all = {{"stack", with_callers(site.pc, site.stack)}, {"part", site.part},
                 {"space", name_of(site.space)}, {"access", ACCESS_NAMES[static_cast<int>(site.access)]},
                 {"by", BY_NAMES[static_cast<int>(site.by)]}, {"bytes_per_lane", site.bytes},
                 {"requests", site.requests}, {"lanes", site.lanes}, {"bytes", site.bytes_used},
@@ -1709,7 +1686,7 @@ static json to_json(const Kernel& kernel, const Hazards& hazards) {
             if (side->site == NONE) break;
             const Site& site = kernel.sites[side->site];
             const bool is_index = site.bytes == 0 && side->access != Access::WAIT;
-            accesses.push_back({{"stack", stacks.with_callers(site.pc, site.stack)}, {"block", side->block},
+            accesses.push_back({{"stack", with_callers(site.pc, site.stack)}, {"block", side->block},
                                 {"access", is_index ? "index" : ACCESS_NAMES[static_cast<int>(side->access)]},
                                 {"by", BY_NAMES[static_cast<int>(site.by)]},
                                 {"thread", side->actor < kernel.threads() ? static_cast<int>(side->actor) : -1}});
@@ -1727,7 +1704,7 @@ static json to_json(const Kernel& kernel) {
     for (const Site& site : kernel.sites)
         if (site.requests > 0) sites.push_back(to_json(site));
     for (const auto& [name, pc, stack] : kernel.syncs)
-        barriers.push_back({{"name", name}, {"stack", stacks.with_callers(pc, stack)}});
+        barriers.push_back({{"name", name}, {"stack", with_callers(pc, stack)}});
     uint64_t first = 0;
     while (first < kernel.recorded.size() && kernel.recorded[first].block == first) first++;
     const json checked = {{"first", first}, {"between", kernel.between + kernel.recorded.size() - first},
@@ -1788,10 +1765,13 @@ static void let_others_run(const void* address) {
 static void entered(const void* caller) {
     if (!is_recording()) return;
     const Pause pause;
-    me().stack = stacks.call(me().stack, number_of(caller));
+    const std::pair call{me().stack, number_of(caller)};
+    const auto [place, is_new] = call_numbers.try_emplace(call, static_cast<uint32_t>(calls.size()));
+    if (is_new) calls.push_back(call);
+    me().stack = place->second;
 }
 static void left() {
-    if (is_recording()) me().stack = stacks.caller(me().stack);
+    if (is_recording()) me().stack = calls[me().stack].first;
 }
 }  // namespace cuda_cpu::watch
 

@@ -27,29 +27,7 @@ struct Entry : Accessors {
     bool generic;          // through the generic proxy (by a thread): TMA and wgmma see it only after fence.proxy.async
 };
 
-class Shadow {
-public:
-    // Calls f for each entry of a granule, latest first; f returns whether to keep the entry.
-    template <class F> void visit(uint64_t granule, F f) {
-        entries_of(granule).remove_if([&](Entry& entry) { return !f(entry); });
-    }
-    void add(uint64_t granule, const Entry& entry) { entries_of(granule).push_front(entry); }
-
-private:
-    static constexpr uint64_t PAGE = 256;   // granules
-    using Entries = std::forward_list<Entry>;
-    using Page = std::array<Entries, PAGE>;
-
-    Entries& entries_of(uint64_t granule) {
-        if (last_page_ == nullptr || granule / PAGE != last_page_number_) {
-            last_page_number_ = granule / PAGE;
-            last_page_ = &pages_[last_page_number_];   // stable: unordered_map does not move its elements
-        }
-        return (*last_page_)[granule % PAGE];
-    }
-
-    std::unordered_map<uint64_t, Page> pages_;
-    Page* last_page_ = nullptr;
-    uint64_t last_page_number_ = 0;
-};
+// By granule: entries, latest first.
+constexpr uint64_t SHADOW_PAGE = 256;
+using Shadow = std::unordered_map<uint64_t, std::array<std::forward_list<Entry>, SHADOW_PAGE>>;
 }  // namespace inspect
