@@ -757,10 +757,9 @@ static void loaded_to_change() {
 
 // Reports threads that wait at another barrier than others, or for threads that have ended.
 static void add_divergence(uint32_t site, unsigned thread, const Side& other, const std::string& why) {
-    const bool is_known = std::any_of(kernel->divergent.begin(), kernel->divergent.end(), [&](const auto& each) {
-        return each.second.later.site == site && each.second.earlier.site == other.site;
-    });   // of another thread
-    if (!is_known) add(kernel->divergent, {Space::SHARED}, {site, Access::WAIT, thread, block}, other, why);
+    const auto next = kernel->divergent.lower_bound({site, other.site, "", 0});   // it may be known of another thread
+    if (next == kernel->divergent.end() || next->second.later.site != site || next->second.earlier.site != other.site)
+        add(kernel->divergent, {Space::SHARED}, {site, Access::WAIT, thread, block}, other, why);
 }
 
 // Reports an access next to an allocation, a variable or an array in shared memory, or an invalid one, at no place.
@@ -1089,31 +1088,23 @@ static void open() {
     setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-static uint64_t shared_bytes_of_block() {
-    const size_t bytes = kernel->shape.dynamic_shared + kernel->static_shared();
-    return bytes + card_->capability.reserved_shared_per_block;
-}
-
-// Returns how many blocks are resident on a multiprocessor: as in estimate.py's resident_blocks().
-static uint64_t resident_blocks() {
+// How many blocks are resident on a multiprocessor, as in estimate.py's resident_blocks(), and the bytes of L1 of each.
+struct Resident { uint64_t blocks, l1_bytes; };
+static Resident resident() {
     const cuda_cpu::Capability& c = card_->capability;
+    const uint64_t shared = kernel->shape.dynamic_shared + kernel->static_shared() + c.reserved_shared_per_block;
     uint64_t most = std::min<uint64_t>({c.threads_per_multiprocessor / kernel->threads(),
                                         static_cast<uint64_t>(c.blocks_per_multiprocessor),
-                                        c.shared_per_multiprocessor / std::max<uint64_t>(1, shared_bytes_of_block())});
+                                        c.shared_per_multiprocessor / std::max<uint64_t>(1, shared)});
     if (const auto found = registers.find(kernel->symbol); found != registers.end() && (*found)["registers"] > 0) {
         constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;
         const unsigned of_thread = (*found)["registers"], warps = (kernel->threads() + LANES - 1) / LANES;
         const unsigned of_warp = (of_thread * LANES + granularity - 1) / granularity * granularity;
         most = std::min<uint64_t>(most, file / of_warp / quarters * quarters / warps);
     }
-    return std::max<uint64_t>(1, most);
-}
-
-// Returns the bytes of L1 per block when as many blocks are resident on a multiprocessor as fit.
-static uint64_t l1_bytes_per_block() {
-    constexpr size_t least = 16 * cuda_cpu::kib;
-    const size_t all = card_->capability.l1_and_shared;
-    return (all - std::min(all - least, resident_blocks() * shared_bytes_of_block())) / resident_blocks();
+    most = std::max<uint64_t>(1, most);
+    constexpr uint64_t least = 16 * cuda_cpu::kib;
+    return {most, (c.l1_and_shared - std::min<uint64_t>(c.l1_and_shared - least, most * shared)) / most};
 }
 
 bool begin_launch(const LaunchShape& shape) {
@@ -1148,7 +1139,7 @@ bool begin_launch(const LaunchShape& shape) {
     kernel->arguments.insert(shape.variant.arguments);
     if (!is_first) return true;
     atomics.clear();
-    kernel->wave = std::min(kernel->blocks(), resident_blocks() * card_->multiprocessors);
+    kernel->wave = std::min(kernel->blocks(), resident().blocks * card_->multiprocessors);
     l2.reset(card_->l2_bytes, kernel->wave);
     return true;
 }
@@ -1212,7 +1203,7 @@ void begin_block(uint64_t number, Run run) {
     state = Block{state.counting};
     state.threads.resize(threads_in_block);
     state.warps.resize(warps());
-    if (state.counting) l1.reset(l1_bytes_per_block());
+    if (state.counting) l1.reset(resident().l1_bytes);
     if (state.counting) l2.begin_block(number);
     running = RECORDED;
 }
@@ -1431,7 +1422,7 @@ void resume_block(uint64_t number) {
     block = found->first;
     state = std::move(found->second);
     launch.suspended.erase(found);
-    l1.reset(l1_bytes_per_block());
+    l1.reset(resident().l1_bytes);
     running = RECORDED;
 }
 void grid_completed() { launch.at_grid_barrier = std::exchange(launch.arriving, {}); }
@@ -1648,15 +1639,6 @@ void special_function() {
     if (is_recording()) me().special++;
 }
 
-// Ends the block that runs when the program ends, which is not counted. Pending asynchronous accesses are recorded as
-// never waited for.
-static void end_unfinished_block() {
-    state.counting = false;
-    for (unsigned i = 0; i < state.bulks.size(); i++)
-        if (state.bulks[i].barrier == nullptr && !state.bulks[i].sides.empty()) wgmma_completed(i);
-    end_block();
-}
-
 // ==== the recording ==========================================================================================
 
 static const char* name_of(Space space) { return space == Space::SHARED ? "shared" : "global"; }
@@ -1735,7 +1717,13 @@ static void write(const std::string& ended) {
     if (is_written || !is_open || getenv("INSPECT_OUT") == nullptr) return;
     is_written = true;
     if (running != NOTHING) kernel->is_complete = kernel->launches > 1;
-    if (is_recording()) end_unfinished_block();
+    if (is_recording()) {
+        // This block is not counted. Pending asynchronous accesses are recorded as never waited for.
+        state.counting = false;
+        for (unsigned i = 0; i < state.bulks.size(); i++)
+            if (state.bulks[i].barrier == nullptr && !state.bulks[i].sides.empty()) wgmma_completed(i);
+        end_block();
+    }
     running = NOTHING;
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"ended_at", ended_at},
