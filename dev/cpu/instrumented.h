@@ -76,13 +76,14 @@ static void accessed_atomically(const volatile void* place, size_t bytes, const 
 #define INSPECT_ATOMIC_CHANGE(bits, name, change)                                                               \
     INSPECT_ATOMIC_OP(bits, uint##bits##_t, name, change(place, value, __ATOMIC_SEQ_CST), uint##bits##_t value)
 #define INSPECT_ATOMIC_COMPARE(bits, name)                                                                      \
-    INSPECT_ATOMIC_OP(bits, int, name, __atomic_compare_exchange_n(place, old, value, false, __ATOMIC_SEQ_CST,  \
-                                                                   __ATOMIC_SEQ_CST),                           \
+    INSPECT_ATOMIC_OP(bits, int, name,                                                                          \
+                      (compared(place), __atomic_compare_exchange_n(place, old, value, false, __ATOMIC_SEQ_CST, \
+                                                                    __ATOMIC_SEQ_CST)),                         \
                       uint##bits##_t* old, uint##bits##_t value, int)
 #define INSPECT_ATOMIC(bits)                                                                                    \
     extern "C" uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t* place, int order) {     \
-        if (order != __ATOMIC_RELAXED)                                                                          \
-            accessed_atomically(place, bits / 8, __builtin_return_address(0), Access::LOAD);                    \
+        if (order == __ATOMIC_RELAXED) loaded_to_change();                                                      \
+        else accessed_atomically(place, bits / 8, __builtin_return_address(0), Access::LOAD);                   \
         return __atomic_load_n(place, __ATOMIC_SEQ_CST);                                                        \
     }                                                                                                           \
     extern "C" void __tsan_atomic##bits##_store(volatile uint##bits##_t* place, uint##bits##_t value, int) {    \

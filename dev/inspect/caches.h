@@ -28,34 +28,25 @@ public:
     }
     // Loads a sector; returns whether it hit.
     bool load(uint64_t sector) {
-        uint8_t& present = line_of(sector).present;
-        const uint8_t bit = static_cast<uint8_t>(1 << sector % SECTORS), before = present;
-        present |= bit;
-        return before & bit;
-    }
-
-private:
-    static constexpr uint64_t SECTORS = LINE / SECTOR;
-    struct Line {
-        uint64_t number;
-        uint8_t present = 0;   // one bit per sector
-    };
-
-    // Returns the sector's line and makes it the most recently used one.
-    Line& line_of(uint64_t sector) {
         const auto [found, is_new] = place_.try_emplace(sector / SECTORS);
         if (is_new) {
             if (lines_.size() == capacity_) {
                 place_.erase(lines_.back().number);
                 lines_.pop_back();
             }
-            lines_.push_front({sector / SECTORS});
+            lines_.push_front({sector / SECTORS, {}});
             found->second = lines_.begin();
         }
         lines_.splice(lines_.begin(), lines_, found->second);
-        return lines_.front();
+        return std::exchange(lines_.front().is_present[sector % SECTORS], true);
     }
 
+private:
+    static constexpr uint64_t SECTORS = LINE / SECTOR;
+    struct Line {
+        uint64_t number;
+        std::array<bool, SECTORS> is_present;
+    };
     uint64_t capacity_ = 1;
     std::list<Line> lines_;   // most recently used first
     std::unordered_map<uint64_t, std::list<Line>::iterator> place_;
@@ -76,13 +67,7 @@ public:
         fetched_before_ += std::exchange(fetched_, 0);
     }
     // Loads a sector; returns whether it hit.
-    bool load(uint64_t sector) {
-        Sector& entry = sectors_[sector];
-        const bool hits = is_present(entry);
-        if (!hits) entry.written = 0;
-        touch(entry, hits);
-        return hits;
-    }
+    bool load(uint64_t sector) { return touch(sectors_[sector]); }
 
     // A store adds `writes` (0 or 1) to the sectors written to memory: a sector is written once while it stays in L2.
     // It adds `partial` (-1, 0 or 1) to those of which only a part has been stored: the rest must be fetched.
@@ -90,15 +75,13 @@ public:
     struct Store { int writes, partial; bool is_merged, is_whole; };
     Store store(uint64_t sector, uint32_t bytes, uint64_t warp) {
         Sector& entry = sectors_[sector];
-        const bool hits = is_present(entry);
-        const uint32_t before = hits ? entry.written : 0;
-        const bool was_loaded = hits && entry.is_loaded;
-        touch(entry, hits);
-        entry.written = before | bytes;
-        entry.is_loaded = was_loaded;
+        const bool hits = touch(entry);
+        const uint32_t before = entry.written;
+        entry.written |= bytes;
+        entry.is_loaded &= hits;
         const int was_partial = before != 0 && before != ~0u, is_partial = entry.written != ~0u;
         const bool is_merged = std::exchange(entry.warp, warp) == warp && before != 0 && (before & bytes) == 0;
-        return {before == 0, was_loaded ? 0 : is_partial - was_partial, is_merged, entry.written == ~0u};
+        return {before == 0, entry.is_loaded ? 0 : is_partial - was_partial, is_merged, entry.written == ~0u};
     }
 
 private:
@@ -114,11 +97,14 @@ private:
         const uint64_t waves = block_ / wave_ - entry.block / wave_;
         return waves * wave_ * (fetched_before_ + fetched_) / blocks_ <= capacity_;
     }
-    void touch(Sector& entry, bool hits) {
+    // Accesses a sector; returns whether it was present. If not, it is fetched, without stored bytes.
+    bool touch(Sector& entry) {
+        const bool hits = is_present(entry);
+        if (!hits) entry = {};
         fetched_ += !hits;
         entry.block = block_;
         entry.fetched = fetched_;
-        if (!hits) entry.is_loaded = true;
+        return hits;
     }
 
     uint64_t capacity_ = 0, wave_ = 1, block_ = 0, blocks_ = 0;

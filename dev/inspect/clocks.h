@@ -17,26 +17,18 @@
 namespace inspect {
 using Tick = uint32_t;
 constexpr Tick NEVER = ~Tick{0};
-
+constexpr uint32_t NONE = ~0u;
 constexpr unsigned LANES = 32;
 
-// A vector clock: one tick per actor. Immutable once it is shared.
-struct Ticks {
-    std::vector<Tick> of;
-    std::vector<Tick> least_of_warp;   // minimum over each 32 consecutive actors
+// A vector clock: one tick per actor. Null: all zero.
+using Clock = std::shared_ptr<const std::vector<Tick>>;
 
-    explicit Ticks(size_t actors) : of(actors, 0), least_of_warp((actors + LANES - 1) / LANES, 0) {}
-    void take(const Ticks& other) {
-        for (size_t i = 0; i < of.size(); i++) of[i] = std::max(of[i], other.of[i]);
-    }
-    void finish() {
-        for (size_t w = 0; w < least_of_warp.size(); w++) {
-            const size_t first = w * LANES, last = std::min(first + LANES, of.size());
-            least_of_warp[w] = *std::min_element(of.begin() + first, of.begin() + last);
-        }
-    }
+// Who has made an access, and until which tick.
+struct Accessors {
+    Tick tick;
+    uint32_t lanes;        // a bit per lane of the warp that starts at first_actor; for other actors bit 0
+    uint32_t first_actor;
 };
-using Clock = std::shared_ptr<const Ticks>;   // null: all zero
 
 // The vector clock and the own tick of an actor at one moment.
 struct Moment {
@@ -44,34 +36,27 @@ struct Moment {
     unsigned actor = 0;
     Tick own = 0;
 
-    // Fast test: returns true only if an entry (shadow.h) happens before this moment, but not in every such case.
-    template <class Entry> bool surely_covers(unsigned my_first, uint32_t my_lane, const Entry& entry) const {
-        if (entry.first_actor == my_first && entry.lanes == my_lane) return true;
-        return clock != nullptr && clock->least_of_warp[entry.first_actor / LANES] >= entry.tick;
-    }
-
-    // Returns whether all accesses of these actors (lanes of one warp) up to that tick happen before this moment.
-    bool covers(unsigned first_actor, uint32_t lanes, Tick tick) const {
-        if (clock != nullptr && clock->least_of_warp[first_actor / LANES] >= tick) return true;
-        for (; lanes != 0; lanes &= lanes - 1) {
-            const unsigned other = first_actor + static_cast<unsigned>(__builtin_ctz(lanes));
-            const Tick seen = other == actor ? own : clock == nullptr ? 0 : clock->of[other];
-            if (seen < tick) return false;
+    // Returns one of these actors whose access does not happen before this moment; NONE if all do.
+    unsigned not_covered(const Accessors& by) const {
+        for (uint32_t rest = by.lanes; rest != 0; rest &= rest - 1) {
+            const unsigned other = by.first_actor + static_cast<unsigned>(__builtin_ctz(rest));
+            const Tick seen = other == actor ? own : clock == nullptr ? 0 : (*clock)[other];
+            if (seen < by.tick) return other;
         }
-        return true;
+        return NONE;
     }
 };
 
 // Returns the elementwise maximum of these clocks and own ticks.
 inline Clock join(const std::vector<Moment>& moments, size_t actors) {
-    auto all = std::make_shared<Ticks>(actors);
-    const Ticks* last = nullptr;
+    auto all = std::make_shared<std::vector<Tick>>(actors);
+    const std::vector<Tick>* last = nullptr;
     for (const Moment& moment : moments) {
-        if (moment.clock.get() != nullptr && moment.clock.get() != last) all->take(*moment.clock);
+        for (size_t i = 0; moment.clock.get() != last && moment.clock != nullptr && i < actors; i++)
+            (*all)[i] = std::max((*all)[i], (*moment.clock)[i]);
         last = moment.clock.get();
     }
-    for (const Moment& moment : moments) all->of[moment.actor] = std::max(all->of[moment.actor], moment.own);
-    all->finish();
+    for (const Moment& moment : moments) (*all)[moment.actor] = std::max((*all)[moment.actor], moment.own);
     return all;
 }
 
@@ -82,11 +67,8 @@ inline Clock join(const Clock& a, const Clock& b) {
     if (b == nullptr) return a;
     static Clock last_a, last_b, last;
     if (a == last_a && b == last_b) return last;
-    auto all = std::make_shared<Ticks>(*a);
-    all->take(*b);
-    all->finish();
     last_a = a;
     last_b = b;
-    return last = all;
+    return last = join({{a}, {b}}, a->size());
 }
 }  // namespace inspect

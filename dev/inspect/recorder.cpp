@@ -2,8 +2,8 @@
 //
 //   - The program is compiled with -fsanitize=thread but not linked with that sanitizer. This file has the functions
 //     that it calls at each load, store, function entry and exit. The emulator calls the functions of dev/cpu/watch.h.
-//   - The accesses of a thread are buffered until its warp synchronises. The n-th access of an instruction by each lane
-//     of the warp then forms a request: requests.h counts its sectors and wavefronts, caches.h its hits.
+//   - The n-th accesses of an instruction by the lanes of a warp, since the warp synchronised, form a request:
+//     requests.h counts its sectors and wavefronts, caches.h its hits.
 //   - Each access is also compared with earlier accesses to the same bytes, to find races: clocks.h, shadow.h.
 //   - When the program ends, the recording is written to a JSON file, which report.py reads.
 #define CUDA_CPU_INSPECT
@@ -18,7 +18,6 @@
 #include "shadow.h"
 
 #include <chrono>
-#include <cmath>
 #include <csignal>
 #include <sys/time.h>
 #include <cstdio>
@@ -40,75 +39,66 @@ using json = nlohmann::ordered_json;
 constexpr const char* ACCESS_NAMES[] = {"load", "store", "wait"};
 constexpr const char* BY_NAMES[] = {"thread", "atomic", "ldmatrix", "cp.async", "copy engine", "wgmma"};
 
-// How much of a launch is recorded: at least `blocks` blocks and `accesses` accesses, at most `too_many` accesses. With
-// a second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of blocks, in a
-// whole program of up to MAX_ROW, are recorded until `far_too_many` accesses. If one or two blocks reach the limit,
-// these are blocks 0 and 1, and the first one of the second row is recorded too: see memory_loads().
-struct Limits {
-    uint64_t blocks, accesses, too_many, far_too_many;
-};
-constexpr uint64_t MAX_ROW = 256;
-constexpr Limits IN_A_STEP{8, 1 << 18, 1 << 20, 8 << 20};
-static Limits in_a_program{8, 1 << 24, 1 << 25, 1 << 26};   // INSPECT_ACCESSES
-// In a whole program, further blocks of each launch are not counted but checked for races and uninitialised reads, with
-// half as many accesses: see is_checked(). The accesses of all other blocks are only compared with the allocations.
-constexpr uint64_t LEAST_CHECKED = 4;
-
 // ==== addresses ==========================================================================================
 
+static uintptr_t number_of(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+
 enum class Space : uint8_t { OTHER, SHARED, GLOBAL, HOST };
-struct Place {
-    Space space;
-    uint64_t at;   // offset in shared memory, or in global memory, where allocations follow one another
-    bool is_outside = false;   // next to an array, allocation or variable
+// Dynamic shared memory, a static array, an allocation or a variable.
+struct Range {
+    uintptr_t begin = 0;
+    size_t bytes = 0;
+    Space space = Space::OTHER;       // OTHER: a variable of the emulator, or no device memory
+    uint64_t before = 0, after = 0;   // unused bytes before and after it
+    const char* name = "";            // mangled, of a static array or a variable of the user
+    uintptr_t site = 0;               // of an allocation: the call
+    uint64_t at = 0;                  // offset in shared memory; in global memory, allocations follow one another
+    bool has(uintptr_t p) const { return p - begin < bytes; }
+    uint64_t distance(uintptr_t p) const { return has(p) ? 0 : p < begin ? begin - p : p - begin - bytes + 1; }
+    bool is_near(uintptr_t p, size_t size) const {   // overlaps with it or its unused bytes
+        return begin - before < p + size && p < begin + bytes + after;
+    }
 };
 
-static uintptr_t number_of(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+struct Place {
+    Space space = Space::OTHER;
+    uint64_t at = 0;                // as in Range
+    const Range* range = nullptr;   // that has the place or is next to it; valid until the next find()
+    bool has(size_t size) const { return at - range->at < range->bytes && at - range->at + size <= range->bytes; }
+};
 
 // Translates host addresses to emulated GPU addresses. They are equal in every run, so the cache model is reproducible.
 extern "C" char inspect_guards __attribute__((weak));
 class Memory {
 public:
-    // Dynamic shared memory, a static array, an allocation or a variable.
-    struct Range {
-        uintptr_t begin = 0;
-        size_t bytes = 0;
-        Space space = Space::OTHER;   // OTHER: a variable of the emulator, or no device memory
-        uint64_t at = 0;
-        const char* name = "";   // mangled, of a static array or a variable of the user
-        uint64_t guard = 0;      // unused bytes before and after it
-        uintptr_t site = 0;      // of an allocation: the call
-        bool has(uintptr_t p) const { return p - begin < bytes; }
-        uint64_t distance(uintptr_t p) const { return has(p) ? 0 : p < begin ? begin - p : p - begin - bytes + 1; }
-        bool is_near(uintptr_t p, size_t size) const {   // overlaps with its guards
-            return begin - guard < p + size && p < begin + bytes + guard;
-        }
-    };
-
     static constexpr uint64_t STATIC_ARRAYS = cuda_cpu::hopper.l1_and_shared;   // offset: after dynamic shared memory
+    // Bytes before and after each variable, which dev/inspect/Makefile inserts; 0 without them.
+    const uint64_t VARIABLE_GUARD = reinterpret_cast<uintptr_t>(&inspect_guards);
+    // Addresses of the next ranges. Those of allocations do not depend on the number of variables.
+    uint64_t next_array = STATIC_ARRAYS, next_allocation = 1 << 21, next_variable = uint64_t{1} << 40;
+    std::map<uint64_t, uint64_t> accessed;   // offset and bytes of the static arrays that have been found
 
-    void set_dynamic(const void* place, size_t bytes) {
-        all_dynamic_ = dynamic_ = {number_of(place), bytes, Space::SHARED};
+    // Adds a range. next: its address; becomes that of the next one, `unused` bytes before and after each.
+    void add(Range range, uint64_t& next, uint64_t unused, uint64_t alignment) {
+        range.at = next;
+        next += (range.bytes + 2 * unused + alignment - 1) / alignment * alignment;
+        ranges_[range.begin] = range;
+        forget_recent();
     }
-    void set_dynamic_bytes(size_t of_launch) { dynamic_.bytes = of_launch; }
-    void add_array(const void* place, size_t bytes, const char* name) {
-        add({number_of(place), bytes, Space::SHARED, next_array_, name, VARIABLE_GUARD}, next_array_, 0, LINE);
+    void set_dynamic(const void* place, size_t all_bytes) {
+        dynamic_ = &ranges_[number_of(place)];
+        *dynamic_ = {number_of(place), all_bytes, Space::SHARED};
     }
-    void add_allocation(const void* place, size_t bytes, uintptr_t site) {
-        constexpr uint64_t page = 1 << 21;   // a GPU's page size
-        add({number_of(place), bytes, Space::GLOBAL, next_, "", guard_bytes, site}, next_, guard_bytes, page);
+    void set_dynamic_bytes(size_t of_launch) {
+        dynamic_->after += dynamic_->bytes - of_launch;
+        dynamic_->bytes = of_launch;
+        forget_recent();
     }
-    // Variables have addresses of their own, so that those of allocations do not depend on them.
-    void add_variable(const void* place, size_t bytes, const char* name, bool is_writable) {
-        const Space space = name[0] != '\0' ? Space::GLOBAL : Space::OTHER;
-        const uint64_t guard = space == Space::GLOBAL && is_writable ? VARIABLE_GUARD : 0;
-        add({number_of(place), bytes, space, next_variable_, name, guard}, next_variable_, VARIABLE_GUARD, LINE);
-    }
-    void remove_allocation(const void* place) {
+    void remove(const void* place) {
         ranges_.erase(number_of(place));
-        recent_ = {};
+        forget_recent();
     }
-    void forget_gaps() { recent_ = {}; }   // the host may have allocated memory there
+    void forget_recent() { recent_ = {}; }   // the host may have allocated memory next to a range
 
     // Fast test: returns true only if find() would find no error, but not in every such case.
     bool is_recent(uintptr_t p, size_t bytes) const {
@@ -118,44 +108,29 @@ public:
     Place find(const void* address) {
         const uintptr_t p = number_of(address), page = p / PAGE * PAGE;
         Range& recent = recent_[p / PAGE % recent_.size()];
-        if (all_dynamic_.has(p)) {
-            last_ = &dynamic_;
-        } else if (recent.has(p)) {
-            last_ = &recent;
-        } else if (last_ = nearest(p, 1); last_ == nullptr) {
+        if (!recent.has(p)) {
+            const Range* const range = nearest(p, 1);
             HostMemory& host = HostMemory::of_program();
-            if (host.overlaps(p, 1)) return {Space::HOST, 0};
+            if (range == nullptr && host.overlaps(p, 1)) return {Space::HOST};
             // Many instrumented accesses are to a thread's stack or to the emulator's own data.
-            if (nearest(page, PAGE) == nullptr && !all_dynamic_.is_near(page, PAGE) && !host.overlaps(page, PAGE))
-                recent = {page, PAGE};
-            return {Space::OTHER, 0};
-        } else if (last_->has(p)) {
-            recent = *last_;
+            const bool is_empty = range == nullptr && nearest(page, PAGE) == nullptr && !host.overlaps(page, PAGE);
+            if (range == nullptr && !is_empty) return {};
+            if (range != nullptr && !range->has(p)) return {range->space, range->at + p - range->begin, range};
+            recent = is_empty ? Range{page, PAGE} : *range;
         }
-        if (last_->space == Space::SHARED && last_->at > 0 && last_->has(p)) accessed[last_->at] = last_->bytes;
-        return {last_->space, last_->at + p - last_->begin, !last_->has(p)};
+        if (recent.space == Space::SHARED && recent.at > 0) accessed[recent.at] = recent.bytes;
+        return {recent.space, recent.at + p - recent.begin, &recent};
     }
-    const Range& found() const { return *last_; }   // the range that find() has found last, or the one next to it
-    std::map<uint64_t, uint64_t> accessed;   // offset and bytes of the static arrays that have been found
-    uint64_t shared_bytes() const { return next_array_; }
 
-    // Returns the array, allocation or variable that an address is in.
-    Range owner(Space space, uint64_t at) const {
-        if (space == Space::SHARED && at < all_dynamic_.bytes) return dynamic_;
+    // Returns the place of an address in an array, allocation or variable.
+    Place place(Space space, uint64_t at) const {
         for (const auto& [begin, range] : ranges_)
-            if (range.space == space && at - range.at < range.bytes) return range;
-        return {};
+            if (range.space == space && at - range.at < range.bytes) return {space, at, &range};
+        return {space, at};
     }
 
 private:
-    // Adds a range. next: its address; becomes that of the next one, `unused` bytes before and after each.
-    void add(const Range& range, uint64_t& next, uint64_t unused, uint64_t alignment) {
-        ranges_[range.begin] = range;
-        next += (range.bytes + 2 * unused + alignment - 1) / alignment * alignment;
-        recent_ = {};
-    }
-
-    // Returns the range that overlaps these bytes, also with its guards: the nearest one; nullptr if none.
+    // Returns the range that overlaps these bytes, also with its unused bytes: the nearest one; nullptr if none.
     const Range* nearest(uintptr_t p, size_t bytes) const {
         const auto next = ranges_.lower_bound(p + bytes);
         const Range* const after = next == ranges_.end() ? nullptr : &next->second;
@@ -167,36 +142,22 @@ private:
 
     static constexpr uintptr_t PAGE = 1 << 12;
     std::array<Range, 1024> recent_{};   // by page: found last in it, or a page without any range
-    Range dynamic_, all_dynamic_;
-    const Range* last_ = nullptr;
     std::map<uintptr_t, Range> ranges_;   // by begin
-    // Bytes before and after each variable, which dev/inspect/Makefile inserts; 0 without them.
-    const uint64_t VARIABLE_GUARD = reinterpret_cast<uintptr_t>(&inspect_guards);
-    uint64_t next_array_ = STATIC_ARRAYS, next_ = 1 << 21, next_variable_ = uint64_t{1} << 40;   // see add()
+    Range* dynamic_ = nullptr;            // shared memory
 };
 
 // ==== call stacks and sites ==============================================================================
 
-// Call stacks as a tree: a node is the return address of a call and the node of its caller.
-class Stacks {
-public:
-    uint32_t call(uint32_t from, uintptr_t pc) {
-        const auto [place, is_new] = nodes_.try_emplace({from, pc}, static_cast<uint32_t>(list_.size()));
-        if (is_new) list_.push_back({from, pc});
-        return place->second;
-    }
-    uint32_t caller(uint32_t node) const { return list_[node].first; }
-    // Returns the address of an instruction, followed by the return addresses of its callers, innermost first.
-    json with_callers(uintptr_t pc, uint32_t node) const {
-        json all = json::array({pc});
-        for (; node != 0; node = list_[node].first) all.push_back(list_[node].second);
-        return all;
-    }
+// Call stacks as a tree: a node is the node of the caller and the return address of a call. Node 0: no call.
+static std::vector<std::pair<uint32_t, uintptr_t>> calls{{0, 0}};
+static std::map<std::pair<uint32_t, uintptr_t>, uint32_t> call_numbers;   // index in `calls`
 
-private:
-    std::map<std::pair<uint32_t, uintptr_t>, uint32_t> nodes_;
-    std::vector<std::pair<uint32_t, uintptr_t>> list_{{0, 0}};   // node 0: no call
-};
+// Returns the address of an instruction, followed by the return addresses of its callers, innermost first.
+static json with_callers(uintptr_t pc, uint32_t node) {
+    json all = json::array({pc});
+    for (; node != 0; node = calls[node].first) all.push_back(calls[node].second);
+    return all;
+}
 
 // An instruction that accesses memory, in one call stack, with its counts.
 struct SiteKey {
@@ -206,15 +167,10 @@ struct SiteKey {
     Space space;
     Access access;
     By by;
-    bool operator==(const SiteKey& b) const {
-        return std::tie(pc, stack, part, bytes, space, access, by) ==
+    bool operator<(const SiteKey& b) const {
+        return std::tie(pc, stack, part, bytes, space, access, by) <
                std::tie(b.pc, b.stack, b.part, b.bytes, b.space, b.access, b.by);
     }
-    struct Hash {
-        size_t operator()(const SiteKey& k) const {
-            return k.pc * 31 + k.stack * 7 + k.part * 3 + static_cast<size_t>(k.space);
-        }
-    };
 };
 struct Site : SiteKey {
     uint64_t requests = 0, lanes = 0, bytes_used = 0, sectors = 0, least_sectors = 0, wavefronts = 0,
@@ -260,7 +216,7 @@ struct Side {
 // threads at different barriers (NONE if threads have ended).
 struct Hazard {
     Space space;
-    Memory::Range owner;    // the array or allocation
+    Range owner;            // the array or allocation
     int64_t address;        // offset from its begin
     Side later, earlier;
     uint64_t count;
@@ -272,7 +228,7 @@ struct Kernel {
     LaunchShape shape;
     std::string symbol, range;
     size_t number = 0;       // index in `kernels`; `sequence` refers to it
-    uint64_t launches = 0, recorded_blocks = 0, accesses = 0;
+    uint64_t launches = 0, accesses = 0;
     uint64_t recorded_launches = 0;         // of its launches: those with blocks that are recorded or checked
     uint64_t missed_launches = 0;           // launches with other arguments than those
     uint64_t between = 0, last = 0;         // blocks of the first launch that are only checked; last: at its end
@@ -280,15 +236,20 @@ struct Kernel {
     uint64_t checked_accesses = 0;
     std::set<uint64_t> arguments;           // hashes, of the recorded launches
     uint64_t wave = 1;       // blocks that run at the same time
-    std::vector<uint64_t> numbers;         // of the recorded blocks
     std::map<uint64_t, uint64_t> arrays;   // offset and bytes of the static arrays that recorded blocks access
 
     std::vector<Site> sites;
-    std::unordered_map<SiteKey, uint32_t, SiteKey::Hash> site_numbers;
+    std::map<SiteKey, uint32_t> site_numbers;
     std::set<std::tuple<std::string, uintptr_t, uint32_t>> syncs;   // name, pc and stack
-    Totals totals{};
-    std::vector<Totals> after_block;
-    double hot_atomics = 0;
+    Totals totals{};     // of the block that runs
+    struct Recorded {
+        uint64_t block;
+        Totals totals;
+        double operator[](size_t figure) const { return static_cast<double>(static_cast<int64_t>(totals[figure])); }
+    };
+    std::vector<Recorded> recorded;
+    bool is_complete = true;   // else it has no estimate, because the program ended in its first launch
+    double hot_atomics = 0;    // the launch's requests to the region with most
     Hazards races, uninitialised, out_of_bounds, divergent;
 
     uint64_t blocks() const { return uint64_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
@@ -298,6 +259,11 @@ struct Kernel {
         uint64_t accessed = 0;
         for (const auto& [at, bytes] : arrays) accessed += bytes;
         return std::max<uint64_t>(shape.static_shared, accessed);
+    }
+    // Returns the sum of a figure over the recorded blocks from this one on.
+    double sum(size_t figure, size_t from = 0) const {
+        return std::accumulate(recorded.begin() + static_cast<std::ptrdiff_t>(from), recorded.end(), 0.0,
+                               [&](double sum, const Recorded& block) { return sum + block[figure]; });
     }
     size_t hazards() const {
         return races.size() + uninitialised.size() + out_of_bounds.size() + divergent.size();
@@ -309,78 +275,37 @@ struct Kernel {
 // their other blocks, because a block often shares data with its row and with the block above it. Else, each block that
 // was not recorded counts as the average of the second half of the recorded ones.
 static double of_launch(const Kernel& kernel, size_t figure) {
-    const auto& after = kernel.after_block;
-    if (after.empty()) return 0;
-    const double all = static_cast<double>(kernel.blocks()), seen = static_cast<double>(after.size());
-    const double total = static_cast<double>(after.back()[figure]);
-    if (after.size() == kernel.blocks()) return total;
-    const auto until = [&](size_t block) { return block == 0 ? 0 : static_cast<double>(after[block - 1][figure]); };
+    const auto& recorded = kernel.recorded;
+    const double unseen = static_cast<double>(kernel.blocks() - recorded.size()), total = kernel.sum(figure);
+    if (recorded.empty() || recorded.size() == kernel.blocks()) return total;
     struct { double sum = 0, blocks = 0; } firsts, others;   // blocks of the second row and later ones
-    const size_t row = kernel.shape.grid[0], half = after.size() / 2;
-    for (size_t b = row; b < after.size() && kernel.numbers[b] == b; b++) {
+    const size_t row = kernel.shape.grid[0], half = recorded.size() / 2;
+    for (size_t b = row; b < recorded.size() && recorded[b].block == b; b++) {
         auto& kind = b % row == 0 ? firsts : others;
-        kind.sum += until(b + 1) - until(b);
+        kind.sum += recorded[b][figure];
         kind.blocks++;
     }
-    if (others.blocks == 0) return total + (all - seen) * (total - until(half)) / (seen - static_cast<double>(half));
+    const double rest = static_cast<double>(recorded.size() - half);
+    if (others.blocks == 0) return total + unseen * kernel.sum(figure, half) / rest;
     const double in_row = static_cast<double>(row - 1) * others.sum / others.blocks + firsts.sum / firsts.blocks;
-    return total + (all - seen) * in_row / static_cast<double>(row);
-}
-
-// Returns the maximum of a figure over the recorded blocks.
-static int64_t of_longest_block(const Kernel& kernel, size_t figure) {
-    int64_t most = 0;
-    uint64_t before = 0;
-    for (const Totals& after : kernel.after_block)
-        most = std::max(most, static_cast<int64_t>(after[figure] - std::exchange(before, after[figure])));
-    return most;
+    return total + unseen * in_row / static_cast<double>(row);
 }
 
 // Returns the sectors that a launch loads from memory. If the recorded blocks are 0, 1 and the first one of the second
 // row: block 1 finds in L2 what the blocks of a row share, and the third block what those of a column share. All blocks
 // of a wave that share a sector load it once.
 static double memory_loads(const Kernel& kernel) {
-    const auto& after = kernel.after_block;
-    const uint64_t row = kernel.shape.grid[0];
-    if (after.size() != 3 || kernel.numbers.back() != row || row < 3) return of_launch(kernel, DRAM_LOAD);
-    const double alone = static_cast<double>(after[0][DRAM_LOAD]);
-    const double of_row = alone - static_cast<double>(after[1][DRAM_LOAD] - after[0][DRAM_LOAD]);
-    const double of_column = alone - static_cast<double>(after[2][DRAM_LOAD] - after[1][DRAM_LOAD]);
-    const double wave = static_cast<double>(kernel.wave), across = std::min(wave, static_cast<double>(row));
-    const double down = std::max(1.0, wave / static_cast<double>(row));
+    const uint64_t blocks = kernel.shape.grid[0];   // of a row
+    if (kernel.recorded.size() != 3 || kernel.recorded.back().block != blocks || blocks < 3)
+        return of_launch(kernel, DRAM_LOAD);
+    const double alone = kernel.recorded[0][DRAM_LOAD], of_row = alone - kernel.recorded[1][DRAM_LOAD];
+    const double of_column = alone - kernel.recorded[2][DRAM_LOAD];
+    const double wave = static_cast<double>(kernel.wave), row = static_cast<double>(blocks);
+    const double across = std::min(wave, row), down = std::max(1.0, wave / row);
     return static_cast<double>(kernel.blocks()) * (alone - of_row * (1 - 1 / across) - of_column * (1 - 1 / down));
 }
 
 // ==== threads ============================================================================================
-
-// Values that a compiler keeps in registers: a repeated load of an address at the same site is not counted, until the
-// thread synchronises or stores to the same memory space, which may alias.
-class Registers {
-public:
-    bool hold(Space space, uint32_t site, uint64_t address) {
-        const uint64_t key = address << 20 ^ site;
-        Slot& slot = slots_[(address / WORD * 7 + site * 13) % SLOTS];
-        const uint64_t now = dropped_[static_cast<size_t>(space)];
-        if (slot.key == key && slot.since == now) return true;
-        slot = {key, now};
-        return false;
-    }
-    void drop(Space space) { dropped_[static_cast<size_t>(space)]++; }
-    void drop_all() {
-        for (uint64_t& times : dropped_) times++;
-    }
-
-private:
-    static constexpr size_t SLOTS = 32;
-    struct Slot { uint64_t key, since; };
-    std::array<Slot, SLOTS> slots_{};
-    std::array<uint64_t, 3> dropped_{1, 1, 1};
-};
-
-struct Event {
-    uint64_t address;
-    uint32_t site, segment;
-};
 
 // Latency. A warp waits for its loads, but a compiler issues several before the first wait: it unrolls loops and moves
 // loads up. Model: between two stores or synchronisations of a thread, UNROLL consecutive executions of every load are
@@ -395,12 +320,31 @@ struct Queued {
     Request request;
 };
 
-struct PendingCopy {
+struct Warp {
+    std::vector<Queued> open, queue;      // since the warp's last synchronisation; before it, since the last barrier
+    struct OfSite {
+        std::vector<size_t> requests;     // [n]: index in `open` of the request of the n-th accesses
+        std::array<uint32_t, LANES> accesses{};   // by lane
+        uint32_t segment = 0, in_segment = 0;   // of the last request, and the requests before it in this segment
+    };
+    std::vector<OfSite> of_sites;
+    std::map<std::pair<uint32_t, uint32_t>, uint32_t> open_rounds;   // {segment, executions / UNROLL} -> round
+    std::vector<Level> rounds;            // in `queue`
+    uint32_t exchanges = 0;               // collectives since the last barrier
+    Tick wgmma = 0;                       // completed ones
+};
+
+// Accesses that an instruction makes later: the stores of cp.async, a TMA copy of one box of a tensor map, or a wgmma.
+struct Bulk {
     Moment moment;
-    uint64_t to;
-    unsigned bytes;
-    uint32_t site;
-    unsigned group;
+    unsigned group;        // of cp.async
+    const void* barrier;   // of a TMA copy
+    Clock fenced;          // of a wgmma
+    struct Side {
+        uint32_t site;
+        std::vector<uint64_t> at;
+    };
+    std::vector<Side> sides;   // to and from; operands A and B
 };
 
 // What a thread has synchronised with.
@@ -415,6 +359,19 @@ struct Clocks {
 };
 
 struct Thread : Clocks {
+    // Values that a compiler keeps in registers: a repeated load of an address at the same site is not counted, until
+    // the thread synchronises or stores to the same memory space, which may alias.
+    using Held = std::pair<uint64_t, uint64_t>;   // address and site; `dropped` of its space
+    std::array<Held, 32> registers{};
+    std::array<uint64_t, 3> dropped{1, 1, 1};     // times, by space
+    bool holds(Space space, uint32_t site, uint64_t address) {
+        const Held now{address << 20 ^ site, dropped[static_cast<size_t>(space)]};
+        return std::exchange(registers[(address / WORD * 7 + site * 13) % registers.size()], now) == now;
+    }
+    void drop_all() {
+        for (uint64_t& times : dropped) times++;
+    }
+
     // clock at the last __threadfence, or __threadfence_block; blocks or threads that see a later atomic acquire it
     Clock released, released_in_block;
     Tick own = 1, step = 1;
@@ -423,14 +380,19 @@ struct Thread : Clocks {
     uint32_t last_site = NONE;  // of its last access
     uint32_t stack = 0;
     uint32_t segment = 0;    // stores and synchronisations so far: loads are not moved across them
-    std::vector<Event> events;
-    Registers registers;
-    std::vector<PendingCopy> copies;
+    struct {
+        Space space;
+        uint64_t at;
+        uint32_t site;
+        std::vector<Hazards::iterator> races;
+    } load{};                     // the latest access, if it is a load
+    std::vector<Bulk> copies;     // by cp.async
     unsigned copy_groups = 0;
     uint64_t special = 0;    // special functions
     void synchronised() {
         own++;
-        registers.drop_all();
+        load = {};
+        drop_all();
     }
 };
 
@@ -443,22 +405,7 @@ struct Sync {
     Tick phases = 0;      // completed phases
 };
 
-// Accesses that an instruction makes later: those of a TMA copy of one box of a tensor map, or of a wgmma.
-struct Bulk {
-    Moment moment;
-    const void* barrier;   // of a TMA copy
-    Clock fenced;          // of a wgmma
-    struct Side {
-        uint32_t site;
-        std::vector<uint64_t> at;
-    };
-    Side first, second;    // to and from; operands A and B
-};
-
 // ==== state ==============================================================================================
-
-using Shape = std::tuple<const void*, std::string, std::array<unsigned, 6>, size_t, std::vector<int64_t>,
-                         std::vector<bool>>;
 
 // ---- settings: environment variables. INSPECT_OUT is the path of the recording.
 static std::string setting(const char* name) { return getenv(name) != nullptr ? getenv(name) : ""; }
@@ -474,43 +421,47 @@ static const bool is_sample = mode == "sample", is_whole = !is_sample && mode !=
 static const std::string only = setting("INSPECT_KERNEL");   // in the symbol or NVTX range of kernels to record
 static const std::set<std::string> except = settings<std::string>("INSPECT_EXCEPT");   // NVTX ranges not to record
 static const std::string from = setting("INSPECT_FROM");     // from the first launch in this range to the second one
-static const double seconds = atof(setting("INSPECT_SECONDS").c_str());   // ends the program after this time
+static const int seconds = atoi(setting("INSPECT_SECONDS").c_str());   // ends the program after this time; 0: never
 static const std::set<uintptr_t> removed = settings<uintptr_t>("INSPECT_REMOVE");   // addresses of barriers to skip
 static const auto start = std::chrono::steady_clock::now();
+
+// How much of a launch is counted: at least so many blocks and accesses, at most a few times as many accesses. With a
+// second dimension, the work of a block may depend on blockIdx.x (as in attention). So whole rows of blocks, in a whole
+// program of up to MAX_ROW, may have more accesses. If one or two blocks reach the limit, these are blocks 0 and 1, and
+// the first one of the second row is counted too: see count_block() and memory_loads().
+constexpr uint64_t COUNTED_BLOCKS = 8, MAX_ROW = 256;
+static const uint64_t all_accesses = strtoull(setting("INSPECT_ACCESSES").c_str(), nullptr, 10);
+static const uint64_t counted_accesses = !is_whole ? 1 << 18 : all_accesses > 0 ? all_accesses : 1 << 24;
+// In a whole program, further blocks of each launch are not counted but checked for races and uninitialised reads, with
+// half as many accesses: see is_checked(). The accesses of all other blocks are only compared with the allocations.
+constexpr uint64_t LEAST_CHECKED = 4;
 
 // ---- the program
 static const cuda_cpu::Card* card_;    // card() is a function of dev/cpu
 static json registers = json::object();   // INSPECT_REGISTERS: the output of sass.py
 static bool is_open, is_written;
 static std::vector<uintptr_t> ended_at;   // the call stack of the host code that ended the program
-static bool recording;                 // a recorded block is running
+// What runs: no block; a block; one whose addresses are compared with the allocations; one that is recorded.
+static enum { NOTHING, BLOCK, WATCHED, RECORDED } running;
 static bool is_busy;                   // the recorder is running
 static void (*yield)();                // lets other threads of the block run
-static bool watching;                  // another block is running: only its addresses are checked
-static bool in_block, is_recorded;     // a block runs; it is recorded
 static bool records_launches = true;   // set by record_launches()
 static unsigned from_launches;         // launches in the range `from`
 static Memory memory;
-static Stacks stacks;
 static std::vector<std::unique_ptr<Kernel>> kernels;
-static std::map<Shape, Kernel*> by_shape;
+// By function, NVTX range, grid, block, dynamic shared memory, integer arguments and null pointers.
+static std::map<json, Kernel*> by_shape;
 static std::vector<Product> products;
 static std::vector<std::pair<const char*, size_t>> sequence;
 
-// ---- the launch
-static Kernel* kernel;
-static uint64_t next_number;
-static bool records_launch, watches_launch;
-static uint64_t first_checked, blocks_to_check;   // see is_checked()
-static Shadow global_shadow;
+// ---- of all recorded blocks of a launch
 static L1 l1;
 static L2 l2;
 struct Atomics {
     uint64_t requests = 0, blocks = 0;   // requests per sector; blocks with such requests
     uint64_t last_block = ~uint64_t{0};
 };
-static std::unordered_map<uint64_t, Atomics> atomics;            // by address / ATOMIC_REGION
-static std::map<uint64_t, std::map<unsigned, Clock>> released;   // address of an atomic -> block -> clock
+static std::unordered_map<uint64_t, Atomics> atomics;   // by address / ATOMIC_REGION
 
 // ---- the block
 constexpr unsigned ENGINES = 64;                 // TMA actors per block: one per mbarrier, up to this many
@@ -520,35 +471,42 @@ static uint64_t counted_warp;                    // the warp whose requests are 
 struct Block {
     bool counting = false;                         // its requests are counted
     std::vector<Thread> threads;
-    std::vector<uint16_t> written;                 // per granule of shared memory: one bit per byte
     Shadow shared_shadow;
     std::map<const void*, Sync> syncs;
     std::map<unsigned, Clock> acquired;            // clocks of other blocks, received through atomics
-    std::set<uint64_t> own_atomics;                // addresses in global memory of the block's atomics
-    std::map<std::pair<Space, uint64_t>, Clock> released_in_block;   // by address of an atomic
+    std::map<std::pair<Space, uint64_t>, Clock> released_in_block;   // by address of each of the block's atomics
     std::vector<Bulk> bulks;
-    std::vector<Tick> wgmma_ticks;                 // per warp: completed wgmma
-    std::vector<std::vector<Queued>> queues;       // per warp: requests since the last barrier
-    std::vector<uint32_t> rounds, exchanges;       // per warp: rounds and collectives since the last barrier
+    std::vector<Warp> warps;
 };
 static Block state;
 
-// ---- blocks of a cooperative launch
-static std::map<unsigned, Block> suspended;
-static std::map<unsigned, Clock> arriving, at_grid_barrier;   // by block, at the grid's next and at its last barrier
+// ---- the launch
+static Kernel* kernel;
+static struct Launch {
+    bool is_watched = false, is_recorded = false;
+    uint64_t next_block = 0;
+    uint64_t first_checked = 0, blocks_to_check = 0;          // see is_checked()
+    Shadow shadow;                                            // of global memory
+    std::map<uint64_t, std::map<unsigned, Clock>> released;   // address of an atomic -> block -> clock
+    // Of a cooperative launch: blocks that wait for the grid, and clocks at its next and at its last barrier.
+    std::map<unsigned, Block> suspended;
+    std::map<unsigned, Clock> arriving, at_grid_barrier;
+} launch;
+
+static bool is_recording() { return running == RECORDED && !is_busy; }
+static bool is_checking() { return running >= WATCHED && !is_busy; }
 
 // Suspends recording in a scope: the recorder's calls to the standard library may resolve to the program's
 // instrumented copies.
 struct Pause {
-    const bool was_recording = std::exchange(recording, false), was_watching = std::exchange(watching, false);
     const bool was_busy = std::exchange(is_busy, true);
-    ~Pause() { recording = was_recording, watching = was_watching, is_busy = was_busy; }
+    ~Pause() { is_busy = was_busy; }
 };
 
 // Returns what an address belongs to, whether a block is recorded or not.
-static Space space_of(const void* address) {
+static Place find(const void* address) {
     const Pause pause;
-    return memory.find(address).space;
+    return memory.find(address);
 }
 
 static Thread& me() { return state.threads[current]; }
@@ -558,17 +516,10 @@ static unsigned actors() { return first_engine + ENGINES + warps(); }
 static unsigned wgmma_actor(unsigned warp) { return first_engine + ENGINES + warp; }
 
 static void write(const std::string& ended);
-static void end_program(const std::string& ended) {
+static void end_program(const std::string& ended, int code = 0) {
     write(ended);
     fflush(stdout);
-    _Exit(0);
-}
-
-// An atomic store does not read what it replaces.
-static void overwritten(const volatile void* address, size_t bytes) {
-    const Place place = memory.find(const_cast<const void*>(address));
-    if (recording && place.space == Space::SHARED)
-        state.written[place.at / GRANULE] |= static_cast<uint16_t>(((1u << bytes) - 1) << place.at % GRANULE);
+    _Exit(code);
 }
 
 // ==== races ==============================================================================================
@@ -588,54 +539,43 @@ struct NewAccess {
     const Clock* fenced = nullptr;   // for reads through the async proxy: the stores that it sees
 };
 
-// Returns whether the entry's access happens before the new one. If not, sets *why to the reason for the race. Accesses
-// through the async proxy also need a fence.proxy.async after a thread's store.
-static bool happens_before(const Entry& entry, Space space, const NewAccess& later, const char** why) {
-    const auto covers = [&](const Clock& clock) {
-        return clock != nullptr && Moment{clock, NONE, 0}.covers(entry.first_actor, entry.lanes, entry.tick);
-    };
+struct Unordered {
+    const char* why;
+    unsigned actor;   // of the entry; NONE: the entry's access happens before the new one
+};
+// Returns why the entry's access does not happen before the new one. Accesses through the async proxy also need a
+// fence.proxy.async after a thread's store.
+static Unordered unordered(const Entry& entry, Space space, const NewAccess& later) {
     if (space == Space::GLOBAL && entry.block != block) {
-        *why = "blocks of one launch are not ordered";
-        const auto in = [&](const std::map<unsigned, Clock>& clocks) {
+        const auto of = [&](const std::map<unsigned, Clock>& clocks) {
             const auto found = clocks.find(entry.block);
-            return found != clocks.end() && covers(found->second);
+            return Moment{found == clocks.end() ? nullptr : found->second, NONE, 0}.not_covered(entry);
         };
-        return in(state.acquired) || in(at_grid_barrier);
+        return {"blocks of one launch are not ordered", std::max(of(state.acquired), of(launch.at_grid_barrier))};
     }
-    *why = "no synchronisation between them";
-    if (!later.moment.covers(entry.first_actor, entry.lanes, entry.tick)) return false;
-    if (later.fenced == nullptr || !entry.generic || entry.kind == Kind::READ) return true;
-    *why = "no fence.proxy.async between them";
-    return covers(*later.fenced);
+    if (const unsigned actor = later.moment.not_covered(entry); actor != NONE)
+        return {"no synchronisation between them", actor};
+    if (later.fenced == nullptr || !entry.generic || entry.kind == Kind::READ) return {"", NONE};
+    return {"no fence.proxy.async between them", Moment{*later.fenced, NONE, 0}.not_covered(entry)};
 }
 
-static void add(Hazards& hazards, Space space, const Memory::Range& owner, uint64_t at, const Side& later,
-                const Side& earlier, const std::string& why) {
-    const Hazard first{space, owner, static_cast<int64_t>(at - owner.at), later, earlier, 0};
-    hazards.try_emplace({later.site, earlier.site, why, owner.at}, first).first->second.count++;
+static Hazards::iterator add(Hazards& hazards, const Place& place, const Side& later, const Side& earlier,
+                             const std::string& why) {
+    const Range owner = place.range == nullptr ? Range{} : *place.range;
+    const Hazard first{place.space, owner, static_cast<int64_t>(place.at - owner.at), later, earlier, 0};
+    const auto hazard = hazards.try_emplace({later.site, earlier.site, why, owner.at}, first).first;
+    hazard->second.count++;
+    return hazard;
 }
 
-static void report_race(Space space, uint64_t at, const Entry& entry, const NewAccess& later, const char* why) {
-    const Access access = is_read(later.kind) ? Access::LOAD : Access::STORE;
-    const Access other = is_read(entry.kind) ? Access::LOAD : Access::STORE;
-    Entry lane = entry;   // one that is not ordered
-    for (uint32_t rest = entry.lanes; rest != 0; rest &= rest - 1) {
-        const char* unused = nullptr;
-        lane.lanes = rest & -rest;
-        if (!happens_before(lane, space, later, &unused)) break;
-    }
-    add(kernel->races, space, memory.owner(space, at), at, {later.site, access, later.moment.actor, block},
-        {entry.site, other, entry.first_actor + static_cast<unsigned>(__builtin_ctz(lane.lanes)), entry.block}, why);
-}
+static Access access_of(Kind kind) { return is_read(kind) ? Access::LOAD : Access::STORE; }
 
 // Returns whether to keep a read or atomic entry of another block. Entries of two other blocks are enough: a block that
 // writes there later races with at least one of them. Further ones of those two blocks are merged.
 static bool keep_of_others(Entry* (&others)[2], Entry& entry) {
     for (Entry*& other : others) {
-        if (other == nullptr) {
-            other = &entry;
-            return true;
-        }
+        if (other == nullptr) other = &entry;
+        if (other == &entry) return true;
         if (other->block != entry.block) continue;
         other->bytes |= entry.bytes;
         other->tick = std::max(other->tick, entry.tick);
@@ -644,172 +584,230 @@ static bool keep_of_others(Entry* (&others)[2], Entry& entry) {
     return false;
 }
 
-// Marks written bytes of shared memory, and reports reads of bytes that have not been written.
-static void check_written(uint64_t granule, uint16_t mask, const NewAccess& later) {
-    const unsigned missing = mask & ~state.written[granule];
-    if (later.kind != Kind::WRITE && missing != 0) {
-        const uint64_t at = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
-        add(kernel->uninitialised, Space::SHARED, memory.owner(Space::SHARED, at), at,
-            {later.site, Access::LOAD, later.moment.actor, block}, {}, "");
-    }
-    if (!is_read(later.kind)) state.written[granule] |= mask;
+// Returns the bits of bytes in their granule.
+static uint16_t mask_of(uint64_t at, uint64_t bytes) {
+    return static_cast<uint16_t>(((1u << bytes) - 1) << at % GRANULE);
 }
 
-static void touch_granule(Space space, uint64_t granule, uint16_t mask, const NewAccess& later) {
-    if (space == Space::SHARED) check_written(granule, mask, later);
-    Shadow& shadow = space == Space::SHARED ? state.shared_shadow : global_shadow;
-    const bool is_thread = later.actor < first_engine;
-    const uint32_t first_actor = is_thread ? later.actor / LANES * LANES : later.actor;
-    const uint32_t lanes = is_thread ? 1u << later.actor % LANES : 1;
+// Returns the entries of a granule.
+static std::forward_list<Entry>& entries_at(Space space, uint64_t at) {
+    Shadow& shadow = space == Space::SHARED ? state.shared_shadow : launch.shadow;
+    return shadow[at / GRANULE / SHADOW_PAGE][at / GRANULE % SHADOW_PAGE];
+}
+
+// An atomic store does not read what it replaces: adds a write before all accesses.
+static void overwritten(const volatile void* address, size_t bytes) {
+    const Place place = find(const_cast<const void*>(address));
+    const Entry entry{{0, 1, 0}, block, NONE, mask_of(place.at, bytes), Kind::ATOMIC, true};
+    if (is_recording() && place.space == Space::SHARED) entries_at(place.space, place.at).push_front(entry);
+}
+
+static Accessors accessors(unsigned actor, Tick tick) {
+    if (actor >= first_engine) return {tick, 1, actor};
+    return {tick, 1u << actor % LANES, actor / LANES * LANES};
+}
+
+// Compares an access to bytes of one granule with earlier ones; returns its races.
+static std::vector<Hazards::iterator> touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later) {
+    (state.counting ? kernel->accesses : kernel->checked_accesses)++;
+    std::vector<Hazards::iterator> races;
+    std::forward_list<Entry>& entries = entries_at(space, at);
+    const uint64_t granule = at / GRANULE;
+    const uint16_t mask = mask_of(at, bytes);
+    const Accessors by = accessors(later.actor, later.tick);
     bool is_noted = false;
+    unsigned missing = space == Space::SHARED && later.kind != Kind::WRITE ? mask : 0;   // bytes not written before
     Entry* others[] = {nullptr, nullptr};
-    shadow.visit(granule, [&](Entry& entry) {
+    entries.remove_if([&](Entry& entry) {
+        if (!is_read(entry.kind)) missing &= ~entry.bytes;
         if (entry.block != block && entry.kind == later.kind && later.kind != Kind::WRITE)
-            return keep_of_others(others, entry);
+            return !keep_of_others(others, entry);
         const unsigned common = entry.bytes & mask;
-        const uint64_t at = granule * GRANULE + (common == 0 ? 0 : static_cast<uint64_t>(__builtin_ctz(common)));
+        const uint64_t first = granule * GRANULE + (common == 0 ? 0 : static_cast<uint64_t>(__builtin_ctz(common)));
         // Atomics of one address have an order, so a block's own one is after those that it follows.
         const bool in_order = is_atomic(entry.kind) &&
-                              (is_atomic(later.kind) || (entry.block != block && state.own_atomics.count(at) > 0));
+                              (is_atomic(later.kind) ||
+                               (entry.block != block && state.released_in_block.count({space, first}) > 0));
         const bool conflict = common != 0 && !(is_read(entry.kind) && is_read(later.kind)) && !in_order;
-        const bool is_of_warp = entry.first_actor == first_actor && entry.block == block;
+        const bool is_of_warp = entry.first_actor == by.first_actor && entry.block == block;
         if (is_of_warp && entry.kind == later.kind && entry.tick == later.tick) {
-            const bool same_again = entry.lanes == lanes && (mask & ~entry.bytes) == 0;
+            const bool same_again = entry.lanes == by.lanes && (mask & ~entry.bytes) == 0;
             const bool another_lane = entry.kind != Kind::WRITE && entry.bytes == mask && entry.site == later.site;
             if (same_again || another_lane) {
-                entry.lanes |= lanes;
+                entry.lanes |= by.lanes;
                 is_noted = true;
-                return true;
+                return false;
             }
         }
-        const char* why = nullptr;
-        const bool before = conflict ? happens_before(entry, space, later, &why)
-                                     : entry.block == block && later.moment.surely_covers(first_actor, lanes, entry);
-        if (conflict && !before) {
-            if (entry.kind == Kind::WRITE && later.kind == Kind::WRITE && is_of_warp && entry.site == later.site)
-                why = ONE_INSTRUCTION;
-            report_race(space, at, entry, later, why);
+        const Unordered race = conflict ? unordered(entry, space, later) : Unordered{"", NONE};
+        if (race.actor != NONE) {
+            const bool is_same = entry.kind == Kind::WRITE && later.kind == Kind::WRITE && is_of_warp &&
+                                 entry.site == later.site;
+            races.push_back(add(kernel->races, memory.place(space, first),
+                                {later.site, access_of(later.kind), later.moment.actor, block},
+                                {entry.site, access_of(entry.kind), race.actor, entry.block},
+                                is_same ? ONE_INSTRUCTION : race.why));
         }
+        const bool before = conflict ? race.actor == NONE
+                                     : entry.block == block && later.moment.not_covered(entry) == NONE;
         const bool replaces = later.kind == Kind::WRITE || entry.kind == later.kind;
-        return !(before && replaces && (entry.bytes & ~mask) == 0);
+        return before && replaces && (entry.bytes & ~mask) == 0;
     });
-    if (is_noted) return;
-    shadow.add(granule, {later.tick, lanes, first_actor, block, later.site, mask, later.kind, later.generic});
-}
-
-static void touch(Space space, uint64_t at, unsigned bytes, const NewAccess& later) {
-    (state.counting ? kernel->accesses : kernel->checked_accesses)++;
-    for (uint64_t done = 0; done < bytes;) {
-        const uint64_t granule = (at + done) / GRANULE, first = (at + done) % GRANULE;
-        const uint64_t count = std::min<uint64_t>(GRANULE - first, bytes - done);
-        touch_granule(space, granule, static_cast<uint16_t>(((1u << count) - 1) << first), later);
-        done += count;
+    if (missing != 0) {
+        const Side read{later.site, Access::LOAD, later.moment.actor, block};
+        const uint64_t first = granule * GRANULE + static_cast<uint64_t>(__builtin_ctz(missing));
+        add(kernel->uninitialised, memory.place(space, first), read, {}, "");
     }
+    if (!is_noted) entries.push_front({by, block, later.site, mask, later.kind, later.generic});
+    return races;
 }
 
 // ==== accesses ===========================================================================================
 
 // Returns the site's index in kernel->sites, adding it if it is new.
-static uint32_t find_site(uintptr_t pc, unsigned part, unsigned bytes, Space space, Access access, By by) {
-    const SiteKey key{pc, is_recorded ? me().stack : 0, part, bytes, space, access, by};
+static uint32_t find_site(const void* pc, unsigned part, unsigned bytes, Space space, Access access, By by) {
+    const SiteKey key{number_of(pc), running == RECORDED ? me().stack : 0, part, bytes, space, access, by};
     const auto [place, is_new] = kernel->site_numbers.try_emplace(key, static_cast<uint32_t>(kernel->sites.size()));
     if (is_new) kernel->sites.push_back({key});
     return place->second;
 }
 
-static void part_accessed(Place place, unsigned bytes, unsigned part, Access access, By by, uintptr_t pc) {
+// Adds an access to the request of the n-th accesses by each lane of the warp.
+static void enqueue(uint32_t site, uint64_t address) {
+    if (!state.counting) return;
+    Warp& warp = state.warps[current / LANES];
+    const unsigned lane = current % LANES;
+    if (site >= warp.of_sites.size()) warp.of_sites.resize(kernel->sites.size());
+    Warp::OfSite& of_site = warp.of_sites[site];
+    const size_t nth = of_site.accesses[lane]++;
+    if (nth == of_site.requests.size()) {
+        of_site.in_segment = nth > 0 && of_site.segment == me().segment ? of_site.in_segment + 1 : 0;
+        of_site.segment = me().segment;
+        const auto round = static_cast<uint32_t>(warp.open_rounds.size());
+        const auto place = warp.open_rounds.try_emplace({of_site.segment, of_site.in_segment / UNROLL}, round).first;
+        of_site.requests.push_back(warp.open.size());
+        const unsigned bytes = kernel->sites[site].bytes;
+        warp.open.push_back({site, place->second, bytes, {}});
+        warp.open.back().request.bytes = bytes;
+    }
+    Request& request = warp.open[of_site.requests[nth]].request;
+    request.address[lane] = address;
+    request.active |= 1u << lane;
+}
+
+// An access by an instruction.
+struct Accessed {
+    Access access;
+    By by;
+    const void *address, *pc;
+    size_t bytes;
+};
+static Accessed latest;
+
+// Records a part of the latest access.
+static void part_accessed(Space space, uint64_t at, unsigned bytes, unsigned part) {
     Thread& t = me();
-    const uint32_t number = t.last_site = find_site(pc, part, bytes, place.space, access, by);
-    if (access == Access::LOAD && by == By::THREAD && t.registers.hold(place.space, number, place.at)) return;
-    if (access == Access::STORE) {
-        t.registers.drop(place.space);
+    const uint32_t number = t.last_site = find_site(latest.pc, part, bytes, space, latest.access, latest.by);
+    const bool is_load = latest.access == Access::LOAD, is_atomic = latest.by == By::ATOMIC;
+    if (is_load && latest.by == By::THREAD && t.holds(space, number, at)) return;
+    if (!is_load) {
+        t.dropped[static_cast<size_t>(space)]++;
         t.segment++;
     }
-    if (state.counting) t.events.push_back({place.at, number, t.segment});
-    if (by == By::ATOMIC && place.space == Space::GLOBAL) {
-        state.own_atomics.insert(place.at);
-        auto& by_block = released[place.at];
+    enqueue(number, at);
+    if (is_atomic && space == Space::GLOBAL) {
+        auto& by_block = launch.released[at];
         for (const auto& [other, clock] : by_block)
             if (other != block) state.acquired[other] = join(state.acquired[other], clock);
         if (t.released != nullptr) by_block[block] = join(by_block[block], t.released);
     }
-    if (by == By::ATOMIC) {
-        Clock& here = state.released_in_block[{place.space, place.at}];
+    if (is_atomic) {
+        Clock& here = state.released_in_block[{space, at}];
         t.clock = join(t.clock, here);
         here = join(here, t.released_in_block);
     }
-    const Kind loads = by == By::ATOMIC ? Kind::ATOMIC_READ : Kind::READ;
-    const Kind stores = by == By::ATOMIC ? Kind::ATOMIC : Kind::WRITE;
-    const Kind kind = access == Access::LOAD ? loads : stores;
-    touch(place.space, place.at, bytes, {moment_of(current), current, t.own, kind, number});
+    const Kind kind = is_load ? (is_atomic ? Kind::ATOMIC_READ : Kind::READ) : is_atomic ? Kind::ATOMIC : Kind::WRITE;
+    const auto races = touch(space, at, bytes, {moment_of(current), current, t.own, kind, number});
+    if (kind == Kind::READ) t.load = {space, at, number, races};
+    else if (!is_atomic || t.load.at != at) t.load = {};
+}
+
+// An atomicCAS that directly follows a load of the value there, as the one before a loop of them: the load is no race,
+// because a change by another thread makes the atomicCAS fail.
+static void compared(const volatile void* address) {
+    if (!is_recording()) return;
+    const Pause pause;
+    const Place place = memory.find(const_cast<const void*>(address));
+    const auto load = std::exchange(me().load, {});
+    if (load.space != place.space || load.at != place.at) return;
+    for (const Hazards::iterator& race : load.races)
+        if (--race->second.count == 0) kernel->races.erase(race);
+    const Accessors by = accessors(current, me().own);
+    entries_at(place.space, place.at).remove_if([&](Entry& entry) {
+        const bool is_it = entry.kind == Kind::READ && entry.site == load.site && entry.tick == by.tick &&
+                           entry.first_actor == by.first_actor && entry.block == block;
+        if (is_it && entry.bytes & mask_of(place.at, 1)) entry.lanes &= ~by.lanes;
+        return entry.lanes == 0;
+    });
+}
+// The emulator's own loop of atomicCAS, for other atomics, begins with an atomic load.
+static void loaded_to_change() {
+    if (is_recording()) me().load = {};
 }
 
 // Reports threads that wait at another barrier than others, or for threads that have ended.
 static void add_divergence(uint32_t site, unsigned thread, const Side& other, const std::string& why) {
-    const bool is_known = std::any_of(kernel->divergent.begin(), kernel->divergent.end(), [&](const auto& each) {
-        return each.second.later.site == site && each.second.earlier.site == other.site;
-    });   // of another thread
-    if (!is_known) add(kernel->divergent, Space::SHARED, {}, 0, {site, Access::WAIT, thread, block}, other, why);
+    const auto next = kernel->divergent.lower_bound({site, other.site, "", 0});   // it may be known of another thread
+    if (next == kernel->divergent.end() || next->second.later.site != site || next->second.earlier.site != other.site)
+        add(kernel->divergent, {Space::SHARED}, {site, Access::WAIT, thread, block}, other, why);
 }
 
-// Reports an access next to an allocation, a variable or an array in shared memory.
-static void add_out_of_bounds(Place place, const Memory::Range& owner, uintptr_t pc, size_t bytes, Access access, By by,
-                              const std::string& why) {
+// Reports an access next to an allocation, a variable or an array in shared memory, or an invalid one, at no place.
+static void add_out_of_bounds(const Accessed& a, const Place& place, const std::string& why) {
     const Pause pause;
-    const uint32_t site = find_site(pc, 0, static_cast<unsigned>(bytes), place.space, access, by);
-    add(kernel->out_of_bounds, place.space, owner, place.at, {site, access, current, block}, {}, why);
-}
-static void add_invalid(uintptr_t pc, size_t bytes, Access access, By by, const std::string& why) {
-    add_out_of_bounds({Space::OTHER, 0}, {}, pc, bytes, access, by, why);
+    const uint32_t site = find_site(a.pc, 0, static_cast<unsigned>(a.bytes), place.space, a.access, a.by);
+    add(kernel->out_of_bounds, place, {site, a.access, current, block}, {}, why);
 }
 
-// The last access that may have an invalid address; a thread after an index out of bounds.
-static struct { uintptr_t pc, address; size_t bytes; Access access; By by; } unknown;
-static unsigned wrong_thread = NONE;
+static unsigned wrong_thread = NONE;    // after an index out of bounds
 
-// Returns whether the access is in an array, an allocation or a variable, also with its last byte.
-static bool is_inside(Place& place, Access access, By by, const void* address, size_t bytes, uintptr_t pc) {
+// Returns whether the latest access, at this place, is in an array, allocation or variable, also with its last byte.
+static bool is_inside(Place& place) {
     if (place.space == Space::OTHER) {
-        unknown = {pc, number_of(address), bytes, access, by};
-        if (access == Access::STORE && current == wrong_thread) end_program("after an index out of bounds");
-        return false;
+        if (latest.access == Access::STORE && current == wrong_thread) end_program("by an index out of bounds", 1);
+    } else if (place.space == Space::HOST) {
+        add_out_of_bounds(latest, {}, "the host's memory, which a GPU cannot access");
+    } else {
+        if (latest.access == Access::STORE) wrong_thread = NONE;
+        if (place.has(latest.bytes)) return true;
+        if (place.has(1)) place.at = place.range->at + place.range->bytes;   // a wide access that begins in the range
+        add_out_of_bounds(latest, place, "");
     }
-    if (place.space == Space::HOST) {
-        add_invalid(pc, bytes, access, by, "the host's memory, which a GPU cannot access");
-        return false;
-    }
-    if (access == Access::STORE) wrong_thread = NONE;
-    const Memory::Range& range = memory.found();
-    if (!place.is_outside && place.at + bytes <= range.at + range.bytes) return true;
-    if (!place.is_outside) place.at = range.at + range.bytes;   // a wide access that begins in the range
-    add_out_of_bounds(place, range, pc, bytes, access, by, "");
     return false;
 }
 
 // Records an access, split into parts that are as wide as size and alignment allow, at most 16 bytes each.
 void access(Access access, By by, const void* address, size_t bytes, const void* pc) {
-    if (!recording && !watching) return;
-    if (watching && wrong_thread == NONE && memory.is_recent(number_of(address), bytes)) {
-        unknown = {number_of(pc), number_of(address), bytes, access, by};
-        return;
-    }
+    if (!is_checking()) return;
+    latest = {access, by, address, pc, bytes};
+    if (running == WATCHED && wrong_thread == NONE && memory.is_recent(number_of(address), bytes)) return;
     const Pause pause;
     Place place = memory.find(address);
-    if (!is_inside(place, access, by, address, bytes, number_of(pc)) || !is_recorded) return;
+    if (!is_inside(place) || running != RECORDED) return;
     uint64_t width = std::min<uint64_t>(16, bytes & -bytes);
     if (place.at % width != 0) width = place.at & -place.at;
     unsigned part = 0;
     for (uint64_t done = 0; done < bytes; done += width)
-        part_accessed({place.space, place.at + done}, static_cast<unsigned>(width), part++, access, by, number_of(pc));
+        part_accessed(place.space, place.at + done, static_cast<unsigned>(width), part++);
 }
 
 // Reports an index outside of an array with a constant size. If the thread's next store is outside of device memory,
 // it would change the emulator's own data, and the program ends there.
 static void wrong_index(const char* type, int64_t index, const void* pc) {
-    if (!recording && !watching) return;
+    if (!is_checking()) return;
     const Pause pause;
-    add_invalid(number_of(pc), 0, Access::LOAD, By::THREAD,
-                "index " + std::to_string(index) + " of an array of type " + type);
+    add_out_of_bounds({Access::LOAD, By::THREAD, nullptr, pc, 0}, {},
+                      "index " + std::to_string(index) + " of an array of type " + type);
     wrong_thread = current;
 }
 
@@ -817,29 +815,28 @@ static void wrong_index(const char* type, int64_t index, const void* pc) {
 // processor only some such accesses fail. (Local variables are in registers on a GPU.)
 static void check_alignment(uintptr_t address, uint64_t alignment, const char* type, Access access, const void* pc) {
     if (address % alignment == 0 || !HostMemory::device_works()) return;
-    if (space_of(reinterpret_cast<const void*>(address)) == Space::OTHER) return;
+    if (find(reinterpret_cast<const void*>(address)).space == Space::OTHER) return;
     const std::string why = "a misaligned address: " + std::string(type) + " needs a multiple of " +
                             std::to_string(alignment);
-    if (recording || watching) add_invalid(number_of(pc), 1, access, By::THREAD, why);
-    end_program(why);
+    if (is_checking()) add_out_of_bounds({access, By::THREAD, nullptr, pc, 1}, {}, why);
+    end_program(why, 1);
 }
 
 // Called at a signal that ends the program: reports the access with the invalid address, if that is the reason. Device
 // memory is protected while host code runs.
 static void crashed(int signal, siginfo_t* info, void*) {
     std::signal(signal, SIG_DFL);
-    const bool in_kernel = recording || watching;
+    const bool in_kernel = is_checking();
     const Place place = signal == SIGSEGV && !in_kernel ? memory.find(info->si_addr) : Place{};
-    if (place.space == Space::GLOBAL && !place.is_outside) {
-        const Memory::Range& owner = memory.found();
+    if (place.space == Space::GLOBAL && place.has(1)) {
         ended_at = interrupted();
-        return write("host code accesses device memory, byte " + std::to_string(place.at - owner.at) + " of " +
-                     std::to_string(owner.bytes) + ": expected cudaMemcpy, or memory of cudaMallocManaged");
+        return write("host code accesses device memory, byte " + std::to_string(place.at - place.range->at) + " of " +
+                     std::to_string(place.range->bytes) + ": expected cudaMemcpy, or memory of cudaMallocManaged");
     }
     // The kernel does not know an address that is too large; if its register is the stack's, the signal is SIGBUS.
-    const bool is_it = number_of(info->si_addr) - unknown.address < unknown.bytes || info->si_code == SI_KERNEL;
-    if (in_kernel && (signal == SIGSEGV || signal == SIGBUS) && is_it)
-        add_invalid(unknown.pc, unknown.bytes, unknown.access, unknown.by, "an address far from any array");
+    const uintptr_t offset = number_of(info->si_addr) - number_of(latest.address);
+    if (in_kernel && (signal == SIGSEGV || signal == SIGBUS) && (offset < latest.bytes || info->si_code == SI_KERNEL))
+        add_out_of_bounds(latest, {}, "an address far from any array");
     write(std::string("by signal ") + strsignal(signal));
     raise(signal);
 }
@@ -932,10 +929,8 @@ static Level account(const Queued& queued) {
 }
 
 // Counts accesses by TMA or wgmma: chunks of 16 bytes, assumed to be transferred in the best order.
-static void account_bulk(const Bulk::Side& side) {
+static void account_bulk(Site& site, const std::vector<uint64_t>& chunks) {
     if (!state.counting) return;
-    Site& site = kernel->sites[side.site];
-    const std::vector<uint64_t>& chunks = side.at;
     site.requests++;
     site.lanes++;
     site.bytes_used += chunks.size() * GRANULE;
@@ -962,131 +957,91 @@ static void account_bulk(const Bulk::Side& side) {
 
 // nvcc merges loads of neighbouring words of shared memory, if it knows their alignment: it often does, because tiles
 // have constant sizes and loops over them are unrolled. Sets Queued::merged of one instruction's requests, in order.
-static void merge(std::vector<Queued>& queue, const std::vector<uint32_t>& indices) {
+static void merge(std::vector<Queued>& queue, const std::vector<size_t>& indices) {
     constexpr size_t window = 64;   // requests
-    const unsigned bytes = queue[indices[0]].request.bytes;
-    std::vector<bool> is_done(indices.size());
-    // Returns the next request whose lanes access the addresses of `first` + offset; the number of requests if none.
-    const auto find = [&](size_t first, unsigned offset) {
-        const Request& base = queue[indices[first]].request;
-        for (size_t at = first + 1; at < std::min(first + window, indices.size()); at++) {
-            const Request& other = queue[indices[at]].request;
-            bool follows = !is_done[at] && other.active == base.active;
-            for (unsigned lane = 0; follows && lane < LANES; lane++)
-                follows = !(base.active >> lane & 1) || other.address[lane] == base.address[lane] + offset;
-            if (follows) return at;
-        }
-        return indices.size();
-    };
-    const auto is_aligned = [&](const Request& request, unsigned width) {
-        for (unsigned lane = 0; lane < LANES; lane++)
-            if (request.active >> lane & 1 && request.address[lane] % width != 0) return false;
-        return true;
-    };
-    for (size_t at = 0; at < indices.size(); at++) {
-        if (is_done[at]) continue;
-        for (unsigned width = 16; width > bytes; width /= 2) {
-            std::vector<size_t> others;
-            if (!is_aligned(queue[indices[at]].request, width)) continue;
-            for (unsigned offset = bytes; offset < width; offset += bytes) others.push_back(find(at, offset));
-            if (std::count(others.begin(), others.end(), indices.size()) > 0) continue;
-            queue[indices[at]].merged = width;
-            for (size_t other : others) {
-                queue[indices[other]].merged = 0;
-                is_done[other] = true;
+    for (size_t first = 0; first < indices.size(); first++) {
+        Queued& base = queue[indices[first]];
+        const unsigned bytes = base.request.bytes;
+        for (unsigned width = 16; base.merged == bytes && width > bytes; width /= 2) {
+            const auto& at = base.request.address;   // 0 of inactive lanes
+            if (std::any_of(at.begin(), at.end(), [&](uint64_t a) { return a % width != 0; })) continue;
+            std::vector<Queued*> others;             // whose lanes access the addresses after those of `base`
+            for (unsigned offset = bytes; offset < width; offset += bytes) {
+                Request wanted = base.request;
+                for (unsigned lane = 0; lane < LANES; lane++) wanted.address[lane] += wanted.is_active(lane) * offset;
+                for (size_t next = first + 1; next < std::min(first + window, indices.size()); next++) {
+                    Queued& other = queue[indices[next]];
+                    if (other.merged == 0 || !other.request.equals(wanted)) continue;
+                    others.push_back(&other);
+                    break;
+                }
             }
-            break;
+            if (others.size() < width / bytes - 1) continue;
+            base.merged = width;
+            for (Queued* other : others) other->merged = 0;
         }
     }
 }
 
-// Forms requests from the buffered accesses of a warp's lanes. Called when the warp synchronises.
-static void flush(unsigned warp) {
-    struct OfSite {
-        std::vector<uint32_t> requests;   // [n]: index of the request of the n-th accesses
-        unsigned lane = LANES, accesses = 0;
-        uint32_t segment = 0, in_segment = 0;
-    };
-    static std::vector<OfSite> of_sites;
-    std::vector<Queued>& queue = state.queues[warp];
-    const size_t begin = queue.size();
-    of_sites.resize(std::max(of_sites.size(), kernel->sites.size()));
-    const unsigned first = warp * LANES, last = std::min(first + LANES, threads_in_block);
-    std::map<std::pair<uint32_t, uint32_t>, uint32_t> round_numbers;   // {segment, executions / UNROLL} -> round
-    for (unsigned t = first; t < last; t++) {
-        const unsigned lane = t - first;
-        for (const Event& event : state.threads[t].events) {
-            OfSite& of_site = of_sites[event.site];
-            if (of_site.lane != lane) of_site.accesses = 0;
-            of_site.lane = lane;
-            const unsigned nth = of_site.accesses++;
-            if (nth == of_site.requests.size()) {
-                of_site.in_segment = nth > 0 && of_site.segment == event.segment ? of_site.in_segment + 1 : 0;
-                of_site.segment = event.segment;
-                const auto [place, is_new] =
-                    round_numbers.try_emplace({event.segment, of_site.in_segment / UNROLL}, state.rounds[warp]);
-                state.rounds[warp] += is_new;
-                const unsigned bytes = kernel->sites[event.site].bytes;
-                of_site.requests.push_back(static_cast<uint32_t>(queue.size()));
-                queue.push_back({event.site, place->second, bytes, {}});
-                queue.back().request.bytes = bytes;
-            }
-            Request& request = queue[of_site.requests[nth]].request;
-            request.address[lane] = event.address;
-            request.active |= 1u << lane;
-        }
-        state.threads[t].events.clear();
-        state.threads[t].segment++;
-    }
-    queued_requests += queue.size() - begin;
-    for (size_t i = begin; i < queue.size(); i++) {
-        OfSite& of_site = of_sites[queue[i].site];
-        const Site& site = kernel->sites[queue[i].site];
+// Completes the requests of a warp. Called when the warp synchronises.
+static void flush(unsigned number) {
+    Warp& warp = state.warps[number];
+    for (Queued& queued : warp.open) {
+        Warp::OfSite& of_site = warp.of_sites[queued.site];
+        const Site& site = kernel->sites[queued.site];
         const bool is_shared_load = site.space == Space::SHARED && site.access == Access::LOAD;
-        if (is_shared_load && site.by == By::THREAD && !of_site.requests.empty()) merge(queue, of_site.requests);
+        queued.round += static_cast<uint32_t>(warp.rounds.size());
+        if (of_site.requests.empty()) continue;   // this is not the first one of the site
+        if (is_shared_load && site.by == By::THREAD) merge(warp.open, of_site.requests);
         of_site.requests.clear();
-        of_site.lane = LANES;
+        of_site.accesses = {};
     }
+    warp.rounds.resize(warp.rounds.size() + warp.open_rounds.size());
+    warp.open_rounds.clear();
+    queued_requests += warp.open.size();
+    if (warp.queue.empty()) warp.queue.swap(warp.open);
+    warp.queue.insert(warp.queue.end(), warp.open.begin(), warp.open.end());
+    warp.open.clear();
+    for (unsigned t = number * LANES; t < std::min((number + 1) * LANES, threads_in_block); t++)
+        state.threads[t].segment++;
 }
 
 // Counts the queued requests: the warps in turn, one request each, because they run at the same time.
 static void count_queued() {
-    std::vector<std::vector<Level>> levels(warps());
+    Totals& totals = kernel->totals;
     size_t longest_queue = 0;
-    for (unsigned warp = 0; warp < warps(); warp++) {
-        levels[warp].resize(state.rounds[warp]);
-        longest_queue = std::max(longest_queue, state.queues[warp].size());
-        kernel->totals[REQUESTS] += state.queues[warp].size();
+    for (const Warp& warp : state.warps) {
+        longest_queue = std::max(longest_queue, warp.queue.size());
+        totals[REQUESTS] += warp.queue.size();
     }
+    totals[WARP_REQUESTS] += longest_queue;
     queued_requests = 0;
     for (size_t n = 0; n < longest_queue; n++)
         for (unsigned warp = 0; warp < warps(); warp++) {
-            if (n >= state.queues[warp].size()) continue;
+            if (n >= state.warps[warp].queue.size()) continue;
             counted_warp = uint64_t{block} * warps() + warp;
-            const Queued& queued = state.queues[warp][n];
-            Level& level = levels[warp][queued.round];
+            const Queued& queued = state.warps[warp].queue[n];
+            Level& level = state.warps[warp].rounds[queued.round];
             level = std::max(level, account(queued));
         }
     // The warp that waits longest, by rough latencies.
     constexpr uint64_t weights[] = {0, 1, 1, 8, 20, 1};
     std::array<uint64_t, std::size(weights)> longest{};   // by Level, and collectives
-    uint64_t most = 0;
-    Totals& totals = kernel->totals;
-    for (unsigned warp = 0; warp < warps(); warp++) {
+    const auto sum = [&](const auto& waits) {
+        return std::inner_product(waits.begin(), waits.end(), weights, uint64_t{0});
+    };
+    for (Warp& warp : state.warps) {
         std::array<uint64_t, std::size(weights)> waits{};
-        for (Level level : levels[warp]) {
+        for (Level level : warp.rounds) {
             waits[level]++;
             totals[ROUNDS] += level >= WAIT_L1;
         }
-        waits.back() = state.exchanges[warp];
-        const uint64_t sum = std::inner_product(waits.begin(), waits.end(), weights, uint64_t{0});
-        if (sum > most) longest = waits;
-        most = std::max(most, sum);
-        state.queues[warp].clear();
-        state.rounds[warp] = state.exchanges[warp] = 0;
+        waits.back() = std::exchange(warp.exchanges, 0);
+        if (sum(waits) > sum(longest)) longest = waits;
+        warp.rounds.clear();
+        warp.queue.clear();
     }
     for (size_t i = WAIT_SHARED; i < longest.size(); i++) totals[WAITS_SHARED + i - WAIT_SHARED] += longest[i];
-    totals[WARP_REQUESTS] += longest_queue;
 }
 
 // Counts all requests since the last barrier.
@@ -1100,15 +1055,14 @@ static void drain() {
 static bool counts() { return from.empty() || from_launches > 0; }
 
 static void end_if_late() {
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    if (seconds > 0 && passed.count() > seconds)
-        end_program("after " + std::to_string(static_cast<int>(seconds)) + " s (--seconds)");
+    if (seconds > 0 && std::chrono::steady_clock::now() - start > std::chrono::seconds(seconds))
+        end_program("after " + std::to_string(seconds) + " s (--seconds)");
 }
 
 // Called when the time is over, and each millisecond from then on. Ends the program if it interrupts a kernel's code:
 // then the recorder and malloc are in a consistent state. Between blocks, begin_launch() and next_block() end it.
 static void end_in_block(int, siginfo_t*, void*) {
-    const bool is_kernel = in_block && HostMemory::device_works() && !is_busy && !HostMemory::is_changing();
+    const bool is_kernel = running != NOTHING && HostMemory::device_works() && !is_busy && !HostMemory::is_changing();
     const std::vector<uintptr_t> stack = is_kernel ? interrupted() : std::vector<uintptr_t>();
     if (!stack.empty() && stack[0] > number_of(&__executable_start) && stack[0] <= number_of(&_end)) end_if_late();
 }
@@ -1116,8 +1070,6 @@ static void end_in_block(int, siginfo_t*, void*) {
 static void open() {
     if (std::exchange(is_open, true)) return;
     card_ = cuda_cpu::card() != nullptr ? cuda_cpu::card() : cuda_cpu::find_card("h100");
-    if (const uint64_t n = strtoull(setting("INSPECT_ACCESSES").c_str(), nullptr, 10))
-        in_a_program = {8, n, 2 * n, 4 * n};
     if (std::ifstream file(setting("INSPECT_REGISTERS")); file) registers = json::parse(file);
     atexit([] { write("at its end"); });
     void* frame = nullptr;
@@ -1129,55 +1081,30 @@ static void open() {
     action.sa_sigaction = crashed;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(signal, &action, nullptr);
-    if (seconds <= 0) return;
     action.sa_sigaction = end_in_block;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGALRM, &action, nullptr);
-    const double whole = std::floor(seconds);
-    const auto rest = static_cast<suseconds_t>(1e6 * (seconds - whole));
-    const itimerval timer{{0, 1000}, {static_cast<time_t>(whole), rest + 1}};
+    const itimerval timer{{0, 1000}, {seconds, 0}};
     setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-// Returns the Kernel of a launch. Launches with the same function, NVTX range, grid, block, dynamic shared memory,
-// integer arguments and null pointers share one.
-static Kernel* find_kernel(const LaunchShape& shape, const std::string& range) {
-    const auto& [g, b, variant] = std::tie(shape.grid, shape.block, shape.variant);
-    const auto [place, is_new] =
-        by_shape.try_emplace({shape.kernel, range, {g[0], g[1], g[2], b[0], b[1], b[2]}, shape.dynamic_shared,
-                              variant.integers, variant.pointers}, nullptr);
-    if (is_new) {
-        kernels.push_back(std::make_unique<Kernel>(Kernel{shape, shape.symbol, range, kernels.size()}));
-        place->second = kernels.back().get();
-    }
-    return place->second;
-}
-
-static uint64_t shared_bytes_of_block() {
-    const size_t bytes = kernel->shape.dynamic_shared + kernel->static_shared();
-    return bytes + card_->capability.reserved_shared_per_block;
-}
-
-// Returns how many blocks are resident on a multiprocessor: as in estimate.py's resident_blocks().
-static uint64_t resident_blocks() {
+// How many blocks are resident on a multiprocessor, as in estimate.py's resident_blocks(), and the bytes of L1 of each.
+struct Resident { uint64_t blocks, l1_bytes; };
+static Resident resident() {
     const cuda_cpu::Capability& c = card_->capability;
+    const uint64_t shared = kernel->shape.dynamic_shared + kernel->static_shared() + c.reserved_shared_per_block;
     uint64_t most = std::min<uint64_t>({c.threads_per_multiprocessor / kernel->threads(),
                                         static_cast<uint64_t>(c.blocks_per_multiprocessor),
-                                        c.shared_per_multiprocessor / std::max<uint64_t>(1, shared_bytes_of_block())});
+                                        c.shared_per_multiprocessor / std::max<uint64_t>(1, shared)});
     if (const auto found = registers.find(kernel->symbol); found != registers.end() && (*found)["registers"] > 0) {
         constexpr unsigned file = 64 * 1024, granularity = 256, quarters = 4;
         const unsigned of_thread = (*found)["registers"], warps = (kernel->threads() + LANES - 1) / LANES;
         const unsigned of_warp = (of_thread * LANES + granularity - 1) / granularity * granularity;
         most = std::min<uint64_t>(most, file / of_warp / quarters * quarters / warps);
     }
-    return std::max<uint64_t>(1, most);
-}
-
-// Returns the bytes of L1 per block when as many blocks are resident on a multiprocessor as fit.
-static uint64_t l1_bytes_per_block() {
-    constexpr size_t least = 16 * cuda_cpu::kib;
-    const size_t all = card_->capability.l1_and_shared;
-    return (all - std::min(all - least, resident_blocks() * shared_bytes_of_block())) / resident_blocks();
+    most = std::max<uint64_t>(1, most);
+    constexpr uint64_t least = 16 * cuda_cpu::kib;
+    return {most, (c.l1_and_shared - std::min<uint64_t>(c.l1_and_shared - least, most * shared)) / most};
 }
 
 bool begin_launch(const LaunchShape& shape) {
@@ -1186,31 +1113,33 @@ bool begin_launch(const LaunchShape& shape) {
     const std::string range = strcmp(shape.range, no_range) == 0 ? "" : shape.range;
     if (!from.empty() && range == from && ++from_launches == 2)
         end_program("after one pass from " + from + " to the next");
-    records_launch = false;
-    next_number = 0;
-    kernel = find_kernel(shape, range);
+    launch = {};
+    Kernel*& found = by_shape[{number_of(shape.kernel), range, shape.grid, shape.block, shape.dynamic_shared,
+                               shape.variant.integers, shape.variant.pointers}];
+    if (found == nullptr) {
+        kernels.push_back(std::make_unique<Kernel>(Kernel{shape, shape.symbol, range, kernels.size()}));
+        found = kernels.back().get();
+    }
+    kernel = found;
     if (!counts()) return false;
     kernel->launches++;
     sequence.push_back({"kernel", kernel->number});
     const bool is_wanted = except.count(range) == 0 && (range.find(only) != std::string::npos ||
                                                         kernel->symbol.find(only) != std::string::npos);
-    watches_launch = records_launches && is_wanted;
+    launch.is_watched = records_launches && is_wanted;
     memory.set_dynamic_bytes(shape.dynamic_shared);
-    const bool is_first = kernel->recorded_launches == 0, is_spent = kernel->checked_accesses >= in_a_program.accesses;
-    records_launch = watches_launch && (is_first || (is_whole && !is_spent));
-    if (!records_launch) {
-        kernel->missed_launches += watches_launch && is_whole && kernel->arguments.count(shape.variant.arguments) == 0;
+    const bool is_first = kernel->recorded_launches == 0, is_spent = kernel->checked_accesses >= counted_accesses;
+    launch.is_recorded = launch.is_watched && (is_first || (is_whole && !is_spent));
+    if (!launch.is_recorded) {
+        kernel->missed_launches += launch.is_watched && is_whole &&
+                                   kernel->arguments.count(shape.variant.arguments) == 0;
         return false;
     }
     kernel->recorded_launches++;
     kernel->arguments.insert(shape.variant.arguments);
-    global_shadow.clear();
-    released.clear();
-    at_grid_barrier.clear();
-    first_checked = blocks_to_check = 0;
     if (!is_first) return true;
     atomics.clear();
-    kernel->wave = std::min(kernel->blocks(), resident_blocks() * card_->multiprocessors);
+    kernel->wave = std::min(kernel->blocks(), resident().blocks * card_->multiprocessors);
     l2.reset(card_->l2_bytes, kernel->wave);
     return true;
 }
@@ -1221,14 +1150,12 @@ static Run count_block(uint64_t number, Run otherwise) {
     const LaunchShape& shape = kernel->shape;
     const bool has_rows = shape.grid[1] * shape.grid[2] > 1 && (is_sample || shape.grid[0] <= MAX_ROW);
     const uint64_t row = has_rows ? shape.grid[0] : 1;
-    const Limits& limits = is_whole ? in_a_program : IN_A_STEP;
     const bool row_is_done = number % row == 0;
-    const bool enough = number >= std::min(limits.blocks, 2 * row + 6) && row_is_done &&
-                        kernel->accesses >= limits.accesses;
-    const bool too_many = kernel->accesses >= (row_is_done ? limits.too_many : limits.far_too_many);
-    if (!enough && !too_many) return Run::RECORDED;
+    const bool enough = row_is_done && number >= std::min(COUNTED_BLOCKS, 2 * row + 6);
+    const uint64_t limit = enough ? 1 : is_whole ? (row_is_done ? 2 : 4) : row_is_done ? 4 : 32;
+    if (kernel->accesses < limit * counted_accesses) return Run::RECORDED;
     // Few blocks of a large grid: also block 1 and the first one of the second row.
-    if (row < 3 || kernel->recorded_blocks > 2 || number > row) return otherwise;
+    if (row < 3 || kernel->recorded.size() > 2 || number > row) return otherwise;
     if (number == 1 || number == row) return Run::RECORDED;
     return is_sample ? Run::SKIPPED : Run::UNRECORDED;
 }
@@ -1237,16 +1164,16 @@ static Run count_block(uint64_t number, Run otherwise) {
 // the data, and from the first one that is not counted on, in equal distances, single blocks or pairs of neighbours.
 static bool is_checked(uint64_t number) {
     const uint64_t blocks = kernel->blocks();
-    if (blocks_to_check == 0) {
-        const uint64_t of_block = kernel->accesses / std::max<uint64_t>(1, kernel->recorded_blocks) + 1;
-        const uint64_t half = in_a_program.accesses / 2, spare = half - std::min(half, kernel->checked_accesses);
-        first_checked = number;
-        blocks_to_check = std::min(blocks - number, std::max(LEAST_CHECKED, spare / 2 / of_block));
+    if (launch.blocks_to_check == 0) {
+        const uint64_t of_block = kernel->accesses / std::max<uint64_t>(1, kernel->recorded.size()) + 1;
+        const uint64_t half = counted_accesses / 2, spare = half - std::min(half, kernel->checked_accesses);
+        launch.first_checked = number;
+        launch.blocks_to_check = std::min(blocks - number, std::max(LEAST_CHECKED, spare / 2 / of_block));
     }
-    const uint64_t last = blocks_to_check / 2, pair = blocks_to_check < 16 ? 1 : 2;
-    const uint64_t between = blocks - last - first_checked, runs = (blocks_to_check - last) / pair;
+    const uint64_t last = launch.blocks_to_check / 2, pair = launch.blocks_to_check < 16 ? 1 : 2;
+    const uint64_t between = blocks - last - launch.first_checked, runs = (launch.blocks_to_check - last) / pair;
     const bool is_last = number >= blocks - last;
-    if (!is_last && (number - first_checked) % (between / runs) >= pair) return false;
+    if (!is_last && (number - launch.first_checked) % (between / runs) >= pair) return false;
     if (kernel->recorded_launches > 1) kernel->later_blocks++;
     else (is_last ? kernel->last : kernel->between)++;
     return true;
@@ -1255,10 +1182,10 @@ static bool is_checked(uint64_t number) {
 // Returns whether the launch's next block is recorded, only run, or skipped.
 Run next_block() {
     end_if_late();
-    const uint64_t number = next_number++;
+    const uint64_t number = launch.next_block++;
     // The program may depend on the result of a kernel with a single block, so such a block always runs.
     const Run otherwise = is_sample && kernel->blocks() > 1 ? Run::STOP : Run::UNRECORDED;
-    if (!records_launch) return otherwise;
+    if (!launch.is_recorded) return otherwise;
     const Run run = kernel->recorded_launches == 1 ? count_block(number, otherwise) : otherwise;
     state.counting = run == Run::RECORDED;
     return !state.counting && is_whole && is_checked(number) ? Run::RECORDED : run;
@@ -1269,48 +1196,45 @@ void begin_block(uint64_t number, Run run) {
     block = static_cast<unsigned>(number);
     current = 0;
     wrong_thread = NONE;
-    is_recorded = run == Run::RECORDED;
-    watching = watches_launch && !is_recorded;
-    in_block = !is_recorded;
-    if (!is_recorded) return;
+    running = run == Run::RECORDED ? NOTHING : launch.is_watched ? WATCHED : BLOCK;
+    if (run != Run::RECORDED) return;
     threads_in_block = kernel->threads();
     first_engine = warps() * LANES;
     state = Block{state.counting};
     state.threads.resize(threads_in_block);
-    state.written.resize(memory.shared_bytes() / GRANULE + 1);
-    for (auto* of_warps : {&state.wgmma_ticks, &state.rounds, &state.exchanges}) of_warps->resize(warps());
-    state.queues.resize(warps());
-    if (state.counting) l1.reset(l1_bytes_per_block());
+    state.warps.resize(warps());
+    if (state.counting) l1.reset(resident().l1_bytes);
     if (state.counting) l2.begin_block(number);
-    recording = in_block = true;
+    running = RECORDED;
 }
 
-// Returns the requests of the launch to the region with most atomics. A region that several recorded blocks access is
-// assumed to be accessed by the others as well.
-static double hot_atomics() {
-    const double scale = static_cast<double>(kernel->blocks()) / static_cast<double>(kernel->recorded_blocks);
-    double most = 0;
-    for (const auto& [region, found] : atomics)
-        most = std::max(most, static_cast<double>(found.requests) * (found.blocks > 1 ? scale : 1));
-    return most;
-}
-
-// Completes the thread's first `count` cp.async copies. Their writes happen before accesses after that tick.
-static void complete_copies(size_t count, Tick tick) {
-    Thread& t = me();
-    for (size_t i = 0; i < count; i++) {
-        const PendingCopy& copy = t.copies[i];
-        touch(Space::SHARED, copy.to, copy.bytes, {copy.moment, current, tick, Kind::WRITE, copy.site});
+// Makes the accesses of an instruction. Their actor and tick: of the thread of cp.async; of the mbarrier that counts a
+// TMA copy's bytes, and its current phase; or of the warp, and the number of its wgmma.
+static void complete(const Bulk& bulk, unsigned actor, Tick tick) {
+    for (const Bulk::Side& side : bulk.sides) {
+        Site& site = kernel->sites[side.site];
+        const Kind kind = site.access == Access::STORE ? Kind::WRITE : Kind::READ;
+        for (uint64_t at : side.at)
+            touch(site.space, at, site.bytes, {bulk.moment, actor, tick, kind, side.site, site.by == By::COPY_ASYNC,
+                                               site.by == By::WGMMA ? &bulk.fenced : nullptr});
+        // A may be in registers; the four warps of a warpgroup share one read of B.
+        const bool is_read = &side == &bulk.sides[0] ? !side.at.empty() : bulk.moment.actor / LANES % 4 == 0;
+        if (site.by == By::COPY_ENGINE || (site.by == By::WGMMA && is_read)) account_bulk(site, side.at);
     }
-    t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
+// Completes the thread's cp.async copies of earlier groups. Their stores happen before accesses after that tick.
+static void complete_copies(unsigned group, Tick tick) {
+    std::vector<Bulk>& copies = me().copies;
+    const auto end = std::find_if(copies.begin(), copies.end(), [&](const Bulk& copy) { return copy.group >= group; });
+    std::for_each(copies.begin(), end, [&](const Bulk& copy) { complete(copy, current, tick); });
+    copies.erase(copies.begin(), end);
 }
 
 void end_block() {
-    in_block = watching = false;
     const auto accessed = std::exchange(memory.accessed, {});
-    if (!std::exchange(is_recorded, false)) return;
-    recording = false;
-    for (current = 0; current < threads_in_block; current++) complete_copies(me().copies.size(), NEVER);
+    if (std::exchange(running, NOTHING) != RECORDED) return;
+    for (current = 0; current < threads_in_block; current++) complete_copies(NONE, NEVER);
     current = 0;
     drain();
     std::vector<uint64_t> special(warps());   // a warp takes as long for one lane as for all
@@ -1318,15 +1242,16 @@ void end_block() {
         special[t / LANES] = std::max(special[t / LANES], LANES * state.threads[t].special);
     kernel->totals[SPECIAL] += std::accumulate(special.begin(), special.end(), uint64_t{0});
     kernel->totals[WARP_SPECIAL] += *std::max_element(special.begin(), special.end());
-    if (!state.counting) {
-        kernel->totals = kernel->after_block.empty() ? Totals{} : kernel->after_block.back();
-        return;
-    }
-    kernel->recorded_blocks++;
-    kernel->numbers.push_back(block);
+    const Totals totals = std::exchange(kernel->totals, {});
+    if (!state.counting) return;
+    kernel->recorded.push_back({block, totals});
     kernel->arrays.insert(accessed.begin(), accessed.end());
-    kernel->after_block.push_back(kernel->totals);
-    kernel->hot_atomics = hot_atomics();
+    // A region with atomics of several recorded blocks is assumed to be accessed by the others as well.
+    const double scale = static_cast<double>(kernel->blocks()) / static_cast<double>(kernel->recorded.size());
+    kernel->hot_atomics = 0;
+    for (const auto& [region, found] : atomics)
+        kernel->hot_atomics = std::max(kernel->hot_atomics,
+                                       static_cast<double>(found.requests) * (found.blocks > 1 ? scale : 1));
 }
 
 void product(const Product& product) {
@@ -1339,14 +1264,13 @@ void product(const Product& product) {
 void record_launches(bool at_launches) { records_launches = at_launches; }
 bool only_counts() { return is_sample; }
 bool is_shared(const void* place) {
-    const Pause pause;
-    const Place found = memory.find(place);
-    return found.space == Space::SHARED && !found.is_outside;
+    const Place found = find(place);
+    return found.space == Space::SHARED && found.has(1);
 }
 
 // At a deadlock, also names where threads wait.
 void fatal_error(const char* why) {
-    if (recording && strncmp(why, "deadlock", 8) == 0) {
+    if (is_recording() && strncmp(why, "deadlock", 8) == 0) {
         const Pause pause;
         for (current = 0; current < threads_in_block; current++)
             if (me().waits_at != NONE) add_divergence(me().waits_at, current, {NONE}, "no thread can continue");
@@ -1361,7 +1285,7 @@ Figures take_figures() {
     for (auto& kernel : kernels) {
         const double of_all = static_cast<double>(std::exchange(kernel->launches, 0));
         if (of_all == 0) continue;
-        const double recorded = static_cast<double>(std::max<uint64_t>(1, kernel->recorded_blocks));
+        const auto recorded = static_cast<double>(std::max<size_t>(1, kernel->recorded.size()));
         const double scale = of_all * static_cast<double>(kernel->blocks()) / recorded;
         for (const Site& site : kernel->sites) {
             all.sectors += scale * static_cast<double>(site.sectors);
@@ -1383,35 +1307,42 @@ Figures take_figures() {
 // ---- device memory and threads
 
 void shared_memory(const void* dynamic, size_t bytes) { memory.set_dynamic(dynamic, bytes); }
-void shared_array(const void* place, size_t bytes, const char* name) { memory.add_array(place, bytes, name); }
+void shared_array(const void* place, size_t bytes, const char* name) {
+    const uint64_t guard = memory.VARIABLE_GUARD;
+    memory.add({number_of(place), bytes, Space::SHARED, guard, guard, name}, memory.next_array, 0, LINE);
+}
 void variable(const void* place, size_t bytes, const char* name, bool is_writable) {
-    memory.add_variable(place, bytes, name, is_writable);
+    const Space space = name[0] != '\0' ? Space::GLOBAL : Space::OTHER;
+    const uint64_t guard = space == Space::GLOBAL && is_writable ? memory.VARIABLE_GUARD : 0;
+    memory.add({number_of(place), bytes, space, guard, guard, name}, memory.next_variable, memory.VARIABLE_GUARD, LINE);
 }
 void yields_by(void (*function)()) { yield = function; }
 void device_works(bool begins, const void* frame) {
     HostMemory::of_program().set_device_works(begins, frame);
-    if (frame != nullptr) memory.forget_gaps();
+    if (frame != nullptr) memory.forget_recent();
 }
 void allocated(const void* place, size_t bytes, const void* site) {
+    constexpr uint64_t page = 1 << 21;   // a GPU's page size
     open();
-    memory.add_allocation(place, bytes, number_of(site));
+    memory.add({number_of(place), bytes, Space::GLOBAL, guard_bytes, guard_bytes, "", number_of(site)},
+               memory.next_allocation, guard_bytes, page);
 }
-void freed(const void* place) { memory.remove_allocation(place); }
+void freed(const void* place) { memory.remove(place); }
 void registered(const void* place, size_t bytes) { HostMemory::registered(place, bytes); }
 
 void thread_resumed(unsigned thread) { current = thread; }
 void thread_started(unsigned thread) {
-    if (recording) state.threads[thread].stack = 0;
+    if (is_recording()) state.threads[thread].stack = 0;
 }
 void thread_ended(unsigned thread) {
-    if (recording) state.threads[thread].is_over = true;
+    if (is_recording()) state.threads[thread].is_over = true;
 }
 __attribute__((noinline)) const void* call_site() { return __builtin_return_address(0); }
 
 // ==== synchronisation ====================================================================================
 
 bool is_removed(const char* name, const void* site) {
-    if (!recording) return false;
+    if (!is_recording()) return false;
     const Pause pause;
     kernel->syncs.insert({name, number_of(site), me().stack});
     return removed.count(number_of(site)) > 0;
@@ -1448,30 +1379,30 @@ static void meet(const std::vector<unsigned>& group) {
 }
 
 void waits(const void* site) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
-    me().waits_at = find_site(number_of(site), 0, 0, Space::SHARED, Access::WAIT, By::THREAD);
+    me().waits_at = find_site(site, 0, 0, Space::SHARED, Access::WAIT, By::THREAD);
 }
 
 // __syncthreads: orders the accesses of all threads of the block, also of those that have exited. All others must reach
 // the same one. A thread that has ended without it, after an access further down, has not returned early: results.py
 // compares the lines.
 void barrier_completed(const char*) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
     std::vector<unsigned> all(threads_in_block);
     std::iota(all.begin(), all.end(), 0u);
     const unsigned first = *std::find_if(all.begin(), all.end(), [](unsigned t) { return !state.threads[t].is_over; });
     const uint32_t site = state.threads[first].waits_at;
     for (unsigned t : all) {
-        const Thread& thread = state.threads[t];
-        if (const uint32_t last = thread.last_site; thread.is_over && last != NONE)
+        Thread& thread = state.threads[t];
+        const uint32_t other = std::exchange(thread.waits_at, NONE), last = thread.last_site;
+        if (thread.is_over && last != NONE)
             add_divergence(site, first, {last, kernel->sites[last].access, t, block},
                            "and has ended without reaching it");
-        else if (!thread.is_over && thread.waits_at != site)
-            add_divergence(site, first, {thread.waits_at, Access::WAIT, t, block}, "not all at the same one");
+        else if (!thread.is_over && other != site)
+            add_divergence(site, first, {other, Access::WAIT, t, block}, "not all at the same one");
     }
-    for (Thread& t : state.threads) t.waits_at = NONE;
     meet(all);
     drain();
     kernel->totals[BARRIERS]++;
@@ -1479,41 +1410,43 @@ void barrier_completed(const char*) {
 
 // The block waits for the grid: as at __syncthreads, but other blocks run until it resumes.
 void suspend_block() {
-    if (!recording) return;
+    if (!is_recording()) return;
     barrier_completed("grid.sync");
-    recording = is_recorded = in_block = false;
-    arriving[block] = state.threads[0].clock;
-    suspended[block] = std::move(state);
+    running = NOTHING;
+    launch.arriving[block] = state.threads[0].clock;
+    launch.suspended[block] = std::move(state);
 }
 void resume_block(uint64_t number) {
-    const auto found = suspended.find(static_cast<unsigned>(number));
-    if (found == suspended.end()) return;
+    const auto found = launch.suspended.find(static_cast<unsigned>(number));
+    if (found == launch.suspended.end()) return;
     block = found->first;
     state = std::move(found->second);
-    suspended.erase(found);
-    l1.reset(l1_bytes_per_block());
-    recording = is_recorded = in_block = true;
+    launch.suspended.erase(found);
+    l1.reset(resident().l1_bytes);
+    running = RECORDED;
 }
-void grid_completed() { at_grid_barrier = std::exchange(arriving, {}); }
+void grid_completed() { launch.at_grid_barrier = std::exchange(launch.arriving, {}); }
 
 // Shuffles, votes and __syncwarp order the accesses of the lanes; tensor-core instructions do not.
 void collective_completed(unsigned first, unsigned lanes, unsigned mask, const char* name) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
     uint32_t alive = 0;
     std::vector<unsigned> group;
-    for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block; lane++) {
-        if (!state.threads[first + lane].is_over) alive |= 1u << lane;
-        if (lanes >> lane & 1) group.push_back(first + lane);
+    const unsigned one = first + static_cast<unsigned>(__builtin_ctz(lanes));   // of the group
+    const uint32_t site = state.threads[one].waits_at;
+    for (unsigned t = first; t < std::min(first + LANES, threads_in_block); t++) {
+        if (!state.threads[t].is_over) alive |= 1u << t % LANES;
+        if (lanes >> t % LANES & 1) {
+            group.push_back(t);
+            state.threads[t].waits_at = NONE;
+        } else if (mask >> t % LANES & 1 && strncmp(name, "__shfl", 6) == 0) {
+            add_divergence(site, one, {NONE}, "thread " + std::to_string(t) + ", which its mask names, has ended");
+        }
     }
-    for (unsigned lane = 0; lane < LANES && first + lane < threads_in_block && strncmp(name, "__shfl", 6) == 0; lane++)
-        if ((mask & ~lanes) >> lane & 1)
-            add_divergence(state.threads[group[0]].waits_at, group[0], {NONE},
-                           "thread " + std::to_string(first + lane) + ", which its mask names, has ended");
-    for (unsigned t : group) state.threads[t].waits_at = NONE;
     if (name[0] == '_') meet(group);
     else pass(group);
-    state.exchanges[first / LANES]++;
+    state.warps[first / LANES].exchanges++;
     if (lanes == alive) flush(first / LANES);
     constexpr size_t most = 1 << 16;   // a kernel without barriers must not fill the memory
     if (queued_requests > most) count_queued();
@@ -1521,7 +1454,7 @@ void collective_completed(unsigned first, unsigned lanes, unsigned mask, const c
 
 // __threadfence, __threadfence_block
 void fence(bool of_block) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
     me().released_in_block = join({moment_of(current)}, actors());
     if (!of_block) me().released = me().released_in_block;
@@ -1530,16 +1463,14 @@ void fence(bool of_block) {
 
 // fence.proxy.async
 void proxy_fence() {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
     me().fenced = join(me().fenced, join({moment_of(current)}, actors()));
     me().synchronised();
 }
 
 static Sync& sync_of(const void* barrier) {
-    const auto [place, is_new] = state.syncs.try_emplace(barrier);
-    if (is_new) place->second.slot = static_cast<unsigned>(state.syncs.size() - 1) % ENGINES;
-    return place->second;
+    return state.syncs.try_emplace(barrier, Sync{static_cast<unsigned>(state.syncs.size()) % ENGINES}).first->second;
 }
 
 // Records an access to an mbarrier, whose 8 bytes of shared memory one thread must initialise before other threads use
@@ -1548,21 +1479,20 @@ static uint32_t touch_barrier(const void* barrier, Kind kind, const void* pc) {
     const Place place = memory.find(barrier);
     if (place.space != Space::SHARED) return NONE;
     const Access access = kind == Kind::WRITE ? Access::STORE : Access::LOAD;
-    const uint32_t number = find_site(number_of(pc), 0, sizeof(uint64_t), place.space, access, By::ATOMIC);
-    touch(place.space, place.at, sizeof(uint64_t),
-          {moment_of(current), current, me().own, kind, number, false});
+    const uint32_t number = find_site(pc, 0, sizeof(uint64_t), place.space, access, By::ATOMIC);
+    touch(place.space, place.at, sizeof(uint64_t), {moment_of(current), current, me().own, kind, number, false});
     return number;
 }
 
 void mbarrier_initialised(const void* barrier, const void* site) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
     state.syncs.erase(barrier);
     touch_barrier(barrier, Kind::WRITE, site);
 }
 
 void arrived(const void* barrier, const void* site) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
     touch_barrier(barrier, Kind::ATOMIC, site);
     Sync& sync = sync_of(barrier);
@@ -1576,13 +1506,13 @@ void arrived(const void* barrier, const void* site) {
 // phase, so a thread that waits for the previous phase must have seen its end by now. Otherwise the wait may begin
 // after this phase: it then sees the parity from before the previous phase and blocks until the next phase ends.
 void phase_completed(const void* barrier, unsigned parity) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
     Sync& sync = sync_of(barrier);
     const Moment ends{sync.arriving.passed, NONE, 0};
     for (const auto& [waiter, site] : sync.waiters)
-        if (!ends.covers(waiter.actor / LANES * LANES, 1u << waiter.actor % LANES, waiter.own))
-            add(kernel->races, Space::SHARED, {}, 0, {site, Access::LOAD, waiter.actor, block},
+        if (ends.not_covered(accessors(waiter.actor, waiter.own)) != NONE)
+            add(kernel->races, {Space::SHARED}, {site, Access::LOAD, waiter.actor, block},
                 {site, Access::STORE, current, block},
                 "the wait may begin after the next phase too: it then sees the old parity and blocks");
     sync.waiters.clear();
@@ -1592,12 +1522,12 @@ void phase_completed(const void* barrier, unsigned parity) {
 }
 
 void waited(const void* barrier, unsigned parity, const void* site) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
     const uint32_t number = touch_barrier(barrier, Kind::ATOMIC, site);
     Sync& sync = sync_of(barrier);
     me().take(sync.ended[parity]);
-    me().registers.drop_all();
+    me().drop_all();
     if (number != NONE) sync.waiters.push_back({{nullptr, current, me().step}, number});
 }
 
@@ -1605,85 +1535,67 @@ void waited(const void* barrier, unsigned parity, const void* site) {
 
 // cp.async reads and writes at an unspecified time between the instruction and the wait.
 void cp_async(const void* to, size_t bytes, const void* from, size_t filled, const void* site) {
-    if (!recording && !watching) return;
+    if (!is_checking()) return;
     const Pause pause;
     const auto width = static_cast<unsigned>(bytes);
-    const uintptr_t pc = number_of(site);
-    Place target = memory.find(to), source{};
-    const bool is_stored = is_inside(target, Access::STORE, By::COPY_ASYNC, to, bytes, pc);
-    if (filled > 0) source = memory.find(from);
-    const bool is_loaded = filled > 0 && is_inside(source, Access::LOAD, By::COPY_ASYNC, from, filled, pc);
-    if (!is_stored || !is_recorded) return;
+    latest = {Access::STORE, By::COPY_ASYNC, to, site, bytes};
+    Place target = memory.find(to);
+    const bool is_stored = is_inside(target);
+    latest = {Access::LOAD, By::COPY_ASYNC, from, site, filled};
+    Place source = memory.find(from);
+    const bool is_loaded = filled > 0 && is_inside(source);
+    if (!is_stored || running != RECORDED) return;
     Thread& t = me();
     const Moment issued = moment_of(current);
-    const uint32_t store = find_site(pc, 0, width, Space::SHARED, Access::STORE, By::COPY_ASYNC);
-    if (state.counting) t.events.push_back({target.at, store, t.segment});
+    const uint32_t store = find_site(site, 0, width, Space::SHARED, Access::STORE, By::COPY_ASYNC);
+    enqueue(store, target.at);
     if (is_loaded) {
-        const uint32_t load = find_site(pc, 0, width, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
-        if (state.counting) t.events.push_back({source.at, load, t.segment});
-        touch(Space::GLOBAL, source.at, static_cast<unsigned>(filled),
-              {issued, current, t.own, Kind::READ, load});
+        const uint32_t load = find_site(site, 0, width, Space::GLOBAL, Access::LOAD, By::COPY_ASYNC);
+        enqueue(load, source.at);
+        touch(Space::GLOBAL, source.at, static_cast<unsigned>(filled), {issued, current, t.own, Kind::READ, load});
     }
     t.own++;
-    t.copies.push_back({issued, target.at, width, store, t.copy_groups});
+    t.copies.push_back({issued, t.copy_groups, nullptr, nullptr, {{store, {target.at}}}});
 }
 
 void cp_async_commit() {
-    if (recording) me().copy_groups++;
+    if (is_recording()) me().copy_groups++;
 }
 
 void cp_async_wait(unsigned pending) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
-    const Thread& t = me();
-    size_t done = 0;
-    while (done < t.copies.size() && t.copies[done].group + pending < t.copy_groups) done++;
-    complete_copies(done, t.own);
-}
-
-// Makes the accesses of a TMA copy or wgmma. Their actor and tick: of the mbarrier that counts a copy's bytes, and its
-// current phase; or of the warp, and the number of its wgmma.
-static void complete_bulk(const Bulk& bulk, unsigned actor, Tick tick) {
-    for (const Bulk::Side* side : {&bulk.first, &bulk.second}) {
-        const Site& site = kernel->sites[side->site];
-        const Kind kind = site.access == Access::STORE ? Kind::WRITE : Kind::READ;
-        const Clock* fenced = bulk.barrier == nullptr ? &bulk.fenced : nullptr;
-        for (uint64_t at : side->at)
-            touch(site.space, at, GRANULE, {bulk.moment, actor, tick, kind, side->site, false, fenced});
-    }
+    if (me().copy_groups > pending) complete_copies(me().copy_groups - pending, me().own);
 }
 
 unsigned load_issued(const void* barrier, const void* site) {
-    if (!recording) return 0;
+    if (!is_recording()) return 0;
     const Pause pause;
-    const uint32_t to = find_site(number_of(site), 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ENGINE);
-    const uint32_t from = find_site(number_of(site), 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ENGINE);
-    state.bulks.push_back({moment_of(current), barrier, nullptr, {to, {}}, {from, {}}});
+    const uint32_t to = find_site(site, 0, GRANULE, Space::SHARED, Access::STORE, By::COPY_ENGINE);
+    const uint32_t from = find_site(site, 0, GRANULE, Space::GLOBAL, Access::LOAD, By::COPY_ENGINE);
+    state.bulks.push_back({moment_of(current), 0, barrier, nullptr, {{to, {}}, {from, {}}}});
     me().own++;
     return static_cast<unsigned>(state.bulks.size() - 1);
 }
 
 void load_chunk(unsigned load, const void* to, const void* from) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
-    state.bulks[load].first.at.push_back(memory.find(to).at);
-    if (from != nullptr) state.bulks[load].second.at.push_back(memory.find(from).at);
+    state.bulks[load].sides[0].at.push_back(memory.find(to).at);
+    if (from != nullptr) state.bulks[load].sides[1].at.push_back(memory.find(from).at);
 }
 
 void load_completed(unsigned number) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
-    const Bulk load = std::exchange(state.bulks[number], {});
-    const Sync& sync = sync_of(load.barrier);
-    complete_bulk(load, first_engine + sync.slot, sync.phases + 1);
-    account_bulk(load.first);
-    account_bulk(load.second);
+    const Sync& sync = sync_of(state.bulks[number].barrier);
+    complete(std::exchange(state.bulks[number], {}), first_engine + sync.slot, sync.phases + 1);
 }
 
 // wgmma reads its operands at an unspecified time between the instruction and the wait. It is an instruction of the
 // whole warp, so it starts with the maximum of its lanes' clocks.
 unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* pc) {
-    if (!recording) return 0;
+    if (!is_recording()) return 0;
     const Pause pause;
     kernel->totals[TENSOR_FLOPS] += flops;
     std::vector<Moment> lanes;
@@ -1693,52 +1605,38 @@ unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* pc) {
         fenced = join(fenced, state.threads[t].fenced);
         state.threads[t].own++;
     }
-    const uint32_t site = find_site(number_of(pc), 0, GRANULE, Space::SHARED, Access::LOAD, By::WGMMA);
+    const uint32_t site = find_site(pc, 0, GRANULE, Space::SHARED, Access::LOAD, By::WGMMA);
     const Moment issued{join(lanes, actors()), warp * LANES, lanes[0].own};
-    state.bulks.push_back({issued, nullptr, fenced, {site, {}}, {site, {}}});
+    state.bulks.push_back({issued, 0, nullptr, fenced, {{site, {}}, {site, {}}}});
     return static_cast<unsigned>(state.bulks.size() - 1);
 }
 
 void wgmma_reads(unsigned number, const void* address, Operand operand) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
-    Bulk& product = state.bulks[number];
-    (operand == Operand::A ? product.first : product.second).at.push_back(memory.find(address).at);
+    state.bulks[number].sides[operand == Operand::A ? 0 : 1].at.push_back(memory.find(address).at);
 }
 
 void wgmma_completed(unsigned number) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
-    const Bulk product = std::exchange(state.bulks[number], {});
-    const unsigned warp = product.moment.actor / LANES;
-    complete_bulk(product, wgmma_actor(warp), ++state.wgmma_ticks[warp]);
-    if (!product.first.at.empty()) account_bulk(product.first);
-    if (warp % 4 == 0) account_bulk(product.second);   // the four warps of a warpgroup share one read of B
+    const unsigned warp = state.bulks[number].moment.actor / LANES;
+    complete(std::exchange(state.bulks[number], {}), wgmma_actor(warp), ++state.warps[warp].wgmma);
 }
 
 void wgmma_waited(unsigned warp) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
-    const Clock products = join({{nullptr, wgmma_actor(warp), state.wgmma_ticks[warp]}}, actors());
+    const Clock products = join({{nullptr, wgmma_actor(warp), state.warps[warp].wgmma}}, actors());
     for (unsigned t = warp * LANES; t < (warp + 1) * LANES; t++)
         state.threads[t].clock = join(state.threads[t].clock, products);
 }
 
 void tensor_flops(uint64_t flops) {
-    if (recording) kernel->totals[TENSOR_FLOPS] += flops;
+    if (is_recording()) kernel->totals[TENSOR_FLOPS] += flops;
 }
 void special_function() {
-    if (recording) me().special++;
-}
-
-// Ends the block that runs when the program ends, which is not counted. Pending asynchronous accesses are recorded as
-// never waited for.
-static void end_unfinished_block() {
-    state.counting = false;
-    recording = true;
-    for (unsigned i = 0; i < state.bulks.size(); i++)
-        if (state.bulks[i].barrier == nullptr && !state.bulks[i].second.at.empty()) wgmma_completed(i);
-    end_block();
+    if (is_recording()) me().special++;
 }
 
 // ==== the recording ==========================================================================================
@@ -1751,7 +1649,7 @@ static json to_json(const Site& site) {
         if (site.worst.is_active(lane)) base = std::min(base, site.worst.address[lane] / LINE * LINE);
     for (unsigned lane = 0; lane < LANES; lane++)
         offsets.push_back(site.worst.is_active(lane) ? static_cast<int64_t>(site.worst.address[lane] - base) : -1);
-    json all = {{"stack", stacks.with_callers(site.pc, site.stack)}, {"part", site.part},
+    json all = {{"stack", with_callers(site.pc, site.stack)}, {"part", site.part},
                 {"space", name_of(site.space)}, {"access", ACCESS_NAMES[static_cast<int>(site.access)]},
                 {"by", BY_NAMES[static_cast<int>(site.by)]}, {"bytes_per_lane", site.bytes},
                 {"requests", site.requests}, {"lanes", site.lanes}, {"bytes", site.bytes_used},
@@ -1770,7 +1668,7 @@ static json to_json(const Kernel& kernel, const Hazards& hazards) {
             if (side->site == NONE) break;
             const Site& site = kernel.sites[side->site];
             const bool is_index = site.bytes == 0 && side->access != Access::WAIT;
-            accesses.push_back({{"stack", stacks.with_callers(site.pc, site.stack)}, {"block", side->block},
+            accesses.push_back({{"stack", with_callers(site.pc, site.stack)}, {"block", side->block},
                                 {"access", is_index ? "index" : ACCESS_NAMES[static_cast<int>(side->access)]},
                                 {"by", BY_NAMES[static_cast<int>(site.by)]},
                                 {"thread", side->actor < kernel.threads() ? static_cast<int>(side->actor) : -1}});
@@ -1788,27 +1686,29 @@ static json to_json(const Kernel& kernel) {
     for (const Site& site : kernel.sites)
         if (site.requests > 0) sites.push_back(to_json(site));
     for (const auto& [name, pc, stack] : kernel.syncs)
-        barriers.push_back({{"name", name}, {"stack", stacks.with_callers(pc, stack)}});
+        barriers.push_back({{"name", name}, {"stack", with_callers(pc, stack)}});
     uint64_t first = 0;
-    while (first < kernel.numbers.size() && kernel.numbers[first] == first) first++;
-    const json checked = {{"first", first}, {"between", kernel.between + kernel.numbers.size() - first},
+    while (first < kernel.recorded.size() && kernel.recorded[first].block == first) first++;
+    const json checked = {{"first", first}, {"between", kernel.between + kernel.recorded.size() - first},
                           {"last", kernel.last}, {"launches", kernel.recorded_launches},
                           {"later", kernel.later_blocks}, {"missed_launches", kernel.missed_launches}};
     json launch = {{"hot_atomics", kernel.hot_atomics}}, longest = {{"hot_atomics", 0}};
     for (size_t i = 0; i < std::size(FIGURES); i++) {
         const uint64_t unit = i <= PARTIAL_FETCHED ? SECTOR : 1;
         launch[FIGURES[i]] = of_launch(kernel, i) * static_cast<double>(unit);
-        longest[FIGURES[i]] = of_longest_block(kernel, i) * unit;
+        double most = 0;
+        for (const auto& block : kernel.recorded) most = std::max(most, block[i]);
+        longest[FIGURES[i]] = most * static_cast<double>(unit);
     }
     launch["dram_load"] = memory_loads(kernel) * SECTOR;
     launch["longest_block"] = longest;
     return {{"symbol", kernel.symbol}, {"range", kernel.range}, {"grid", kernel.shape.grid},
             {"block", kernel.shape.block}, {"integers", kernel.shape.variant.integers},
             {"dynamic_shared", kernel.shape.dynamic_shared}, {"static_shared", kernel.static_shared()},
-            {"launches", kernel.launches}, {"recorded_blocks", kernel.recorded_blocks}, {"blocks", kernel.blocks()},
-            {"checked", checked}, {"threads", kernel.threads()}, {"tensor_flops", kernel.totals[TENSOR_FLOPS]},
-            {"launch", launch}, {"sites", sites}, {"races", to_json(kernel, kernel.races)},
-            {"uninitialised", to_json(kernel, kernel.uninitialised)},
+            {"launches", kernel.launches}, {"recorded_blocks", kernel.is_complete ? kernel.recorded.size() : 0},
+            {"blocks", kernel.blocks()}, {"checked", checked}, {"threads", kernel.threads()},
+            {"tensor_flops", kernel.sum(TENSOR_FLOPS)}, {"launch", launch}, {"sites", sites},
+            {"races", to_json(kernel, kernel.races)}, {"uninitialised", to_json(kernel, kernel.uninitialised)},
             {"out_of_bounds", to_json(kernel, kernel.out_of_bounds)},
             {"divergent", to_json(kernel, kernel.divergent)}, {"barriers", barriers}};
 }
@@ -1816,9 +1716,15 @@ static json to_json(const Kernel& kernel) {
 static void write(const std::string& ended) {
     if (is_written || !is_open || getenv("INSPECT_OUT") == nullptr) return;
     is_written = true;
-    // A kernel whose first launch is not finished has no estimate.
-    if (in_block && kernel->launches == 1) kernel->recorded_blocks = 0;
-    if (std::exchange(recording, false)) end_unfinished_block();
+    if (running != NOTHING) kernel->is_complete = kernel->launches > 1;
+    if (is_recording()) {
+        // This block is not counted. Pending asynchronous accesses are recorded as never waited for.
+        state.counting = false;
+        for (unsigned i = 0; i < state.bulks.size(); i++)
+            if (state.bulks[i].barrier == nullptr && !state.bulks[i].sides.empty()) wgmma_completed(i);
+        end_block();
+    }
+    running = NOTHING;
     const std::string program = std::filesystem::read_symlink("/proc/self/exe");
     json all = {{"program", program}, {"card", card_->key}, {"ended", ended}, {"ended_at", ended_at},
                 {"kernels", json::array()}, {"matmuls", json::array()}, {"sequence", sequence}};
@@ -1839,18 +1745,21 @@ static void let_others_run(const void* address) {
     if (std::exchange(thread, current) != current) accesses = 0;
     repeats = std::find(recent.begin(), recent.end(), address) != recent.end() ? repeats + 1 : 0;
     if (repeats == 0) recent[next++ % few] = address;
-    if ((++accesses < many && repeats < some) || space_of(address) == Space::OTHER || yield == nullptr) return;
+    if ((++accesses < many && repeats < some) || find(address).space == Space::OTHER || yield == nullptr) return;
     accesses = repeats = 0;
     yield();
 }
 
 static void entered(const void* caller) {
-    if (!recording) return;
+    if (!is_recording()) return;
     const Pause pause;
-    me().stack = stacks.call(me().stack, number_of(caller));
+    const std::pair call{me().stack, number_of(caller)};
+    const auto [place, is_new] = call_numbers.try_emplace(call, static_cast<uint32_t>(calls.size()));
+    if (is_new) calls.push_back(call);
+    me().stack = place->second;
 }
 static void left() {
-    if (recording) me().stack = stacks.caller(me().stack);
+    if (is_recording()) me().stack = calls[me().stack].first;
 }
 }  // namespace cuda_cpu::watch
 

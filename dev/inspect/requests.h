@@ -24,10 +24,11 @@ inline uint64_t most_of_a_bank(const std::vector<uint64_t>& words, unsigned bank
 }
 
 struct Request {
-    std::array<uint64_t, LANES> address{};
+    std::array<uint64_t, LANES> address{};   // 0 of inactive lanes
     uint32_t active = 0;
     unsigned bytes = 0;   // per lane
 
+    bool equals(const Request& other) const { return active == other.active && address == other.address; }
     bool is_active(unsigned lane) const { return active >> lane & 1; }
     unsigned lanes() const { return static_cast<unsigned>(__builtin_popcount(active)); }
 

@@ -14,16 +14,12 @@
 
 namespace inspect {
 constexpr unsigned GRANULE = 16;
-constexpr uint32_t NONE = ~0u;
 
 enum class Kind : uint8_t { READ, WRITE, ATOMIC, ATOMIC_READ };
 inline bool is_read(Kind kind) { return kind == Kind::READ || kind == Kind::ATOMIC_READ; }
 inline bool is_atomic(Kind kind) { return kind == Kind::ATOMIC || kind == Kind::ATOMIC_READ; }
 
-struct Entry {
-    Tick tick;
-    uint32_t lanes;        // a bit per lane of the warp that starts at first_actor; for other actors bit 0
-    uint32_t first_actor;
+struct Entry : Accessors {
     uint32_t block;
     uint32_t site;
     uint16_t bytes;        // a bit per byte of the granule
@@ -31,34 +27,7 @@ struct Entry {
     bool generic;          // through the generic proxy (by a thread): TMA and wgmma see it only after fence.proxy.async
 };
 
-class Shadow {
-public:
-    void clear() {
-        pages_.clear();
-        last_page_ = nullptr;
-    }
-
-    // Calls f for each entry of a granule, latest first; f returns whether to keep the entry.
-    template <class F> void visit(uint64_t granule, F f) {
-        entries_of(granule).remove_if([&](Entry& entry) { return !f(entry); });
-    }
-    void add(uint64_t granule, const Entry& entry) { entries_of(granule).push_front(entry); }
-
-private:
-    static constexpr uint64_t PAGE = 256;   // granules
-    using Entries = std::forward_list<Entry>;
-    using Page = std::array<Entries, PAGE>;
-
-    Entries& entries_of(uint64_t granule) {
-        if (last_page_ == nullptr || granule / PAGE != last_page_number_) {
-            last_page_number_ = granule / PAGE;
-            last_page_ = &pages_[last_page_number_];   // stable: unordered_map does not move its elements
-        }
-        return (*last_page_)[granule % PAGE];
-    }
-
-    std::unordered_map<uint64_t, Page> pages_;
-    Page* last_page_ = nullptr;
-    uint64_t last_page_number_ = 0;
-};
+// By granule: entries, latest first.
+constexpr uint64_t SHADOW_PAGE = 256;
+using Shadow = std::unordered_map<uint64_t, std::array<std::forward_list<Entry>, SHADOW_PAGE>>;
 }  // namespace inspect

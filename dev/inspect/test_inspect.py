@@ -232,6 +232,7 @@ WRITES_READS = [("writes", "reads")]
 RACES = {
     "neighbour<{}>": ("__syncthreads between a store and a load", "shared", WRITES_READS),
     "bytes<{}>": ("loads of single bytes: it loads a whole word", "shared", WRITES_READS),
+    "product<{}>": ("atomicCAS of the value that it loads, with atomicAdd in its place", "global", [("loads", "adds")]),
     "histogram<{}>": ("__syncthreads between clearing and atomicAdd", "shared", [("clears", "adds")]),
     "updates<{}>": ("an atomic store to a variable", "global", [("writes", "writes"), ("writes", "adds")]),
     "one_word<{}>": ("one address per block", "global", [("writes", "writes")]),
@@ -344,6 +345,9 @@ def test_out_of_bounds():
                   "by address": ("", "tile", 256, 256), "dynamic": ("", "", 128, 128),
                   "local": ("index 32 of an array of type 'float [32]'", "", 0, 0)},
                  "accesses outside of shared and local arrays are found, and name the array or its type")
+    run, figures = case.run_again("--", "misaligned")
+    expect_equal((run.returncode, figures["ended"][:20]), (1, "a misaligned address"),
+                 "a misaligned address ends the program with exit code 1")
     run, figures = case.run_again("--", "far")
     far = figures["kernels"][-1]
     ended = figures["ended"].replace("Bus error", "Segmentation fault")

@@ -48,6 +48,16 @@ template <bool right> __global__ void bytes(float* out) {
 template <bool right> __global__ void one_word(float* out) {
     if (threadIdx.x == 0) out[right ? blockIdx.x : 0] = 1;   // writes
 }
+// The CUDA C++ Programming Guide's loop of atomicCAS begins with a load.
+template <bool right> __global__ void product(float* out) {
+    int* const place = reinterpret_cast<int*>(out);
+    int seen = *place, expected;                      // loads
+    if (!right) atomicAdd(out, __int_as_float(seen)); // adds
+    else do {
+        expected = seen;
+        seen = atomicCAS(place, expected, __float_as_int(2 * __int_as_float(expected)));
+    } while (seen != expected);
+}
 template <bool right> __global__ void histogram(float* out, const float* in) {
     __shared__ int counts[8];
     if (threadIdx.x < 8) counts[threadIdx.x] = 0;     // clears
@@ -253,13 +263,15 @@ template <bool right> static void both(float* out, const float* in) {
     last_block<right, false><<<2, 64>>>(out, out + 4096);
     last_block<right, true><<<2, 64>>>(out, out + 4096);
     copies<right><<<1, 64>>>(out, in);
-    for (auto kernel : {bytes<right>, flag<right>, reductions<right>}) kernel<<<1, 64>>>(out);
+    for (auto kernel : {bytes<right>, flag<right>, product<right>, reductions<right>}) kernel<<<1, 64>>>(out);
     void* arguments[] = {&out};
     cudaLaunchCooperativeKernel((void*)grids<right>, 3, 64, arguments);
     unwritten<right><<<1, 64, 256>>>(out);
 }
 
-int main(int argc, char**) {
+__global__ void misaligned(float* out) { *reinterpret_cast<float4*>(out + 1) = {}; }
+
+int main(int argc, char** argv) {
     float *in, *out, *address;
     unsigned* counts;
     cudaMalloc(&in, 1 << 16);
@@ -290,6 +302,7 @@ int main(int argc, char**) {
     loads<<<1, 32>>>(out, address);
     past_the_end<<<1, 32>>>(out, -1);
     past_arrays<<<1, 32, 128>>>(out);
-    if (argc > 1) far_away<<<2, 32>>>(out, size_t{1} << 50);
+    if (argc > 1 && *argv[1] == 'f') far_away<<<2, 32>>>(out, size_t{1} << 50);
+    if (argc > 1) misaligned<<<1, 1>>>(out);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
 }
