@@ -16,6 +16,7 @@ template <class T, class Change> inline T atomic_update(T* address, Change chang
 }
 
 template <class T> inline T atomic_sum(T* address, T value) {
+    watch::adds_floats();
     return atomic_update(address, [=](T seen) { return seen + value; });
 }
 }  // namespace cuda_cpu

@@ -558,6 +558,8 @@ template <class Work> inline void for_bytes(size_t bytes, Work work) {
 }
 
 inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes) {
+    watch::copied(from, bytes);
+    watch::copied(to, bytes);
     for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memcpy(static_cast<char*>(to) + first, static_cast<const char*>(from) + first, count);
     });
@@ -565,6 +567,7 @@ inline cudaError_t copy_bytes(void* to, const void* from, size_t bytes) {
 }
 
 inline cudaError_t set_bytes(void* to, int byte, size_t bytes) {
+    watch::copied(to, bytes);
     if (watch::only_counts() && bytes > mib) return cudaSuccess;  // untouched pages are already zero
     for_bytes(bytes, [=](size_t first, size_t count) {
         if (count > 0) memset(static_cast<char*>(to) + first, byte, count);

@@ -96,6 +96,7 @@ CUDA_CPU_CALLBACK(void, grid_completed())
 CUDA_CPU_CALLBACK(bool, only_counts())                    // long operations are counted but not executed
 CUDA_CPU_CALLBACK(void, fatal_error(const char* text))    // the program is about to end
 CUDA_CPU_CALLBACK(void, allocated(const void* place, size_t bytes, const void* site))
+CUDA_CPU_CALLBACK(void, copied(const void* place, size_t bytes))   // by the host: to, from or memset
 CUDA_CPU_CALLBACK(void, freed(const void* place))
 CUDA_CPU_CALLBACK(void, registered(const void* place, size_t bytes))   // by cudaHostRegister; 0 bytes: no longer
 // The device begins or ends to work (DeviceWork). frame: the host's variables on the stack are above it.
@@ -136,6 +137,7 @@ CUDA_CPU_CALLBACK(void, wgmma_reads(unsigned product, const void* address, Opera
 CUDA_CPU_CALLBACK(void, wgmma_completed(unsigned product))
 CUDA_CPU_CALLBACK(void, wgmma_waited(unsigned warp))
 CUDA_CPU_CALLBACK(void, tensor_flops(uint64_t flops))
+CUDA_CPU_CALLBACK(void, adds_floats())                    // the next atomic function
 CUDA_CPU_CALLBACK(void, special_function())               // exp2, log2, sine: executed by special function units
 
 #pragma GCC diagnostic pop

@@ -4,7 +4,8 @@
 // L1: fully associative, LRU replacement. Its size is the part of the L1/shared memory array that resident blocks do
 // not use as shared memory, divided by their number. Threads, shared memory and (if known) registers limit that number.
 // Only loads by threads go through L1. Stores, atomics, cp.async of 16 bytes and TMA copies go to L2.
-// L2: one for the whole GPU, empty when a kernel starts. On a GPU, a wave of blocks runs at the same time; here, blocks
+// L2: one for the whole GPU. Counts assume that it is empty when a launch begins, estimates that it has what Resident
+// says. On a GPU, a wave of blocks runs at the same time; here, blocks
 // run one after another. So the model estimates how many sectors the whole GPU has fetched since the last access to a
 // sector; it is still there if they fit:
 //     last access by this block: the sectors that this block has fetched since, times the blocks of a wave
@@ -50,6 +51,36 @@ private:
     uint64_t capacity_ = 1;
     std::list<Line> lines_;   // most recently used first
     std::unordered_map<uint64_t, std::list<Line>::iterator> place_;
+};
+
+// The allocations that copies, memsets and recorded blocks have accessed, each assumed to be accessed as a whole. When a
+// launch begins, L2 has the latest ones that fit.
+class Resident {
+public:
+    // An allocation is accessed; returns whether L2 had it when the launch began.
+    bool touch(uint64_t begin, uint64_t bytes) {
+        Allocation& allocation = allocations_[begin];
+        allocation.bytes = bytes;
+        allocation.touched = ++now_;
+        return allocation.is_present;
+    }
+    void begin_launch(uint64_t capacity) {
+        std::vector<Allocation*> latest;
+        for (auto& [begin, allocation] : allocations_) latest.push_back(&allocation);
+        std::sort(latest.begin(), latest.end(), [](const auto* a, const auto* b) { return a->touched > b->touched; });
+        for (Allocation* each : latest) {
+            each->is_present = each->bytes <= capacity;
+            capacity -= each->is_present ? each->bytes : capacity;
+        }
+    }
+
+private:
+    struct Allocation {
+        uint64_t bytes = 0, touched = 0;
+        bool is_present = false;
+    };
+    std::unordered_map<uint64_t, Allocation> allocations_;
+    uint64_t now_ = 0;
 };
 
 class L2 {

@@ -176,15 +176,18 @@ struct Site : SiteKey {
     uint64_t requests = 0, lanes = 0, bytes_used = 0, sectors = 0, least_sectors = 0, wavefronts = 0,
              least_wavefronts = 0, l1_hits = 0, dram_sectors = 0;
     std::array<uint64_t, 3> slowest{};   // loads of global memory by threads, by their slowest memory: L1, L2, memory
+    Range allocation;        // that it has accessed last
+    bool adds_floats = false;   // by atomics
     Request worst;
     double worst_rank = 0;
 };
 
 // ==== kernels ============================================================================================
 
-// Counts of a block or launch. Sectors: the first three.
+// Counts of a block or launch. Sectors: the first five.
 enum Figure {
     DRAM_LOAD, DRAM_STORE,
+    RESIDENT_LOAD, RESIDENT_STORE,   // of these, the sectors that are in L2 when the launch begins
     PARTIAL_FETCHED,   // sectors of which only a part has been stored: memory must deliver the rest
     L2_SECTORS,
     PARTIAL,           // stores of a part of a sector
@@ -201,7 +204,8 @@ enum Figure {
     WARP_REQUESTS, WARP_SPECIAL   // of the warp with most, summed over blocks
 };
 constexpr const char* FIGURES[] = {
-    "dram_load", "dram_store", "partial_fetched", "l2", "partial", "cycles", "cycles_of_16", "tensor_flops", "special",
+    "dram_load", "dram_store", "resident_load", "resident_store", "partial_fetched", "l2", "partial", "cycles",
+    "cycles_of_16", "tensor_flops", "special",
     "waits_shared", "waits_l1", "waits_l2", "waits_memory", "exchanges", "barriers", "rounds", "requests",
     "warp_requests", "warp_special"};
 using Totals = std::array<uint64_t, std::size(FIGURES)>;
@@ -457,8 +461,10 @@ static std::vector<std::pair<const char*, size_t>> sequence;
 // ---- of all recorded blocks of a launch
 static L1 l1;
 static L2 l2;
+static Resident l2_before;   // the launch
 struct Atomics {
-    uint64_t requests = 0, blocks = 0;   // requests per sector; blocks with such requests
+    double requests = 0;                 // per sector
+    uint64_t blocks = 0;                 // that have such requests
     uint64_t last_block = ~uint64_t{0};
 };
 static std::unordered_map<uint64_t, Atomics> atomics;   // by address / ATOMIC_REGION
@@ -467,6 +473,7 @@ static std::unordered_map<uint64_t, Atomics> atomics;   // by address / ATOMIC_R
 constexpr unsigned ENGINES = 64;                 // TMA actors per block: one per mbarrier, up to this many
 static unsigned block, threads_in_block, first_engine, current;   // current: the thread that runs
 static size_t queued_requests;                   // of all warps
+static bool is_sum_of_floats;                    // the next compare-and-swap
 static uint64_t counted_warp;                    // the warp whose requests are counted: its number in the launch
 struct Block {
     bool counting = false;                         // its requests are counted
@@ -737,6 +744,7 @@ static void part_accessed(Space space, uint64_t at, unsigned bytes, unsigned par
 static void compared(const volatile void* address) {
     if (!is_recording()) return;
     const Pause pause;
+    kernel->sites[me().last_site].adds_floats |= std::exchange(is_sum_of_floats, false);
     const Place place = memory.find(const_cast<const void*>(address));
     const auto load = std::exchange(me().load, {});
     if (load.space != place.space || load.at != place.at) return;
@@ -751,6 +759,7 @@ static void compared(const volatile void* address) {
     });
 }
 // The emulator's own loop of atomicCAS, for other atomics, begins with an atomic load.
+void adds_floats() { is_sum_of_floats = true; }
 static void loaded_to_change() {
     if (is_recording()) me().load = {};
 }
@@ -846,12 +855,19 @@ static void crashed(int signal, siginfo_t* info, void*) {
 // NVIDIA does not document how L2 distributes addresses over its slices. Model: each slice executes one atomic on a
 // sector at a time, and has regions of this size.
 constexpr uint64_t ATOMIC_REGION = 4096;
+// Sums of integers of a warp's lanes at one address are one atomic: the compiler adds them first. Sums of floating-point
+// numbers take this long for each further lane, relative to an atomic: atomic_red in validation.md.
+constexpr double FURTHER_LANE = 4.4;
 
 // Returns the slowest memory that a load of the request goes to.
 static Level account_global(Site& site, const Request& request) {
     Totals& totals = kernel->totals;
     Level level = WAIT_L1;
     const bool through_l1 = site.by == By::THREAD && site.access == Access::LOAD;
+    const uint64_t first = request.address[__builtin_ctz(request.active)];
+    if (first - site.allocation.at >= site.allocation.bytes)
+        if (const Range* const found = memory.place(Space::GLOBAL, first).range) site.allocation = *found;
+    const bool is_resident = l2_before.touch(site.allocation.at, site.allocation.bytes);
     for (uint64_t sector : request.units(SECTOR)) {
         site.sectors++;
         if (site.access == Access::STORE) {
@@ -863,12 +879,13 @@ static Level account_global(Site& site, const Request& request) {
             } else if (store.is_whole) {
                 totals[PARTIAL]--;
             }
-            totals[PARTIAL_FETCHED] += static_cast<uint64_t>(static_cast<int64_t>(store.partial));
+            if (!is_resident) totals[PARTIAL_FETCHED] += static_cast<uint64_t>(static_cast<int64_t>(store.partial));
             totals[DRAM_STORE] += static_cast<uint64_t>(store.writes);
+            totals[RESIDENT_STORE] += is_resident ? static_cast<uint64_t>(store.writes) : 0;
             site.dram_sectors += static_cast<uint64_t>(store.writes);
             if (site.by != By::ATOMIC) continue;
             Atomics& of_region = atomics[sector * SECTOR / ATOMIC_REGION];
-            of_region.requests++;
+            of_region.requests += site.adds_floats ? 1 + FURTHER_LANE * (request.lanes_of_an_address(sector) - 1) : 1;
             of_region.blocks += std::exchange(of_region.last_block, block) != block;
             continue;
         }
@@ -879,8 +896,9 @@ static Level account_global(Site& site, const Request& request) {
         totals[L2_SECTORS]++;
         level = std::max(level, WAIT_L2);
         if (l2.load(sector)) continue;
-        level = WAIT_MEMORY;
+        if (!is_resident) level = WAIT_MEMORY;
         totals[DRAM_LOAD]++;
+        totals[RESIDENT_LOAD] += is_resident;
         site.dram_sectors++;
     }
     site.least_sectors += request.least_sectors();
@@ -1135,6 +1153,8 @@ bool begin_launch(const LaunchShape& shape) {
                                    kernel->arguments.count(shape.variant.arguments) == 0;
         return false;
     }
+    constexpr uint64_t parts = 2;   // the copies of data in the parts of a large GPU's L2 take space
+    l2_before.begin_launch(card_->l2_bytes / parts);
     kernel->recorded_launches++;
     kernel->arguments.insert(shape.variant.arguments);
     if (!is_first) return true;
@@ -1326,6 +1346,10 @@ void allocated(const void* place, size_t bytes, const void* site) {
     open();
     memory.add({number_of(place), bytes, Space::GLOBAL, guard_bytes, guard_bytes, "", number_of(site)},
                memory.next_allocation, guard_bytes, page);
+}
+void copied(const void* place, size_t bytes) {
+    const Place found = memory.find(place);
+    if (found.space == Space::GLOBAL) l2_before.touch(found.range->at, bytes);
 }
 void freed(const void* place) { memory.remove(place); }
 void registered(const void* place, size_t bytes) { HostMemory::registered(place, bytes); }
@@ -1700,7 +1724,8 @@ static json to_json(const Kernel& kernel) {
         for (const auto& block : kernel.recorded) most = std::max(most, block[i]);
         longest[FIGURES[i]] = most * static_cast<double>(unit);
     }
-    launch["dram_load"] = memory_loads(kernel) * SECTOR;
+    const double all_loads = memory_loads(kernel) * SECTOR, loads = std::exchange(launch["dram_load"], all_loads);
+    launch["resident_load"] = launch["resident_load"].get<double>() / std::max(1.0, loads) * all_loads;
     launch["longest_block"] = longest;
     return {{"symbol", kernel.symbol}, {"range", kernel.range}, {"grid", kernel.shape.grid},
             {"block", kernel.shape.block}, {"integers", kernel.shape.variant.integers},
@@ -1741,7 +1766,7 @@ static void let_others_run(const void* address) {
     constexpr unsigned few = 4, some = 256, many = 1 << 20;
     static std::array<const void*, few> recent{};
     static unsigned next, repeats, accesses, thread;
-    if (is_busy || !HostMemory::device_works()) return;
+    if (running == NOTHING || is_busy || !HostMemory::device_works()) return;
     if (std::exchange(thread, current) != current) accesses = 0;
     repeats = std::find(recent.begin(), recent.end(), address) != recent.end() ? repeats + 1 : 0;
     if (repeats == 0) recent[next++ % few] = address;

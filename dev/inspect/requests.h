@@ -54,6 +54,12 @@ struct Request {
                 all |= (bytes >= SECTOR ? ~0u : (1u << bytes) - 1) << address[lane] % SECTOR;
         return all;
     }
+    // Returns how many lanes access an address of a sector, on average.
+    double lanes_of_an_address(uint64_t sector) const {
+        unsigned lanes = 0;
+        for (unsigned lane = 0; lane < LANES; lane++) lanes += is_active(lane) && address[lane] / SECTOR == sector;
+        return lanes * static_cast<double>(bytes) / __builtin_popcount(bytes_of_sector(sector));
+    }
 
     // Returns the maximum of lanes whose words are in the same bank. Lanes take turns in atomics on shared memory.
     uint64_t lanes_of_a_bank() const {

@@ -202,10 +202,16 @@ def test_caches():
     expect_equal([(each["recorded_blocks"] < 1536, each["memory_bytes"]) for each in tiles],
                  [(False, (24 + 64) << 13), (True, (24 + 64) << 13)],
                  "blocks that share rows and columns load each of them once, also if few blocks are recorded")
-    for kernels, text in ((case.kernels("copy"), "copies of 64 KiB and 4 MiB move twice as many bytes"),
+    for kernels, text in ((case.kernels("copy"), "copies of 64 KiB, 2 and 4 MiB move twice as many bytes"),
                           (sampled, "... also with INSPECT_MODE=sample")):
-        expect_equal(sorted(kernel["memory_bytes"] for kernel in kernels), [2 << 16, 2 << 22], text)
+        expect_equal(sorted(kernel["memory_bytes"] for kernel in kernels), [2 << 16, 2 << 21, 2 << 22], text)
     expect(any(kernel["recorded_blocks"] < kernel["grid"][0] for kernel in sampled), "... of which some are recorded")
+    in_l2 = {kernel["blocks"]: tuple(kernel["launch"][f"resident_{access}"] for access in ("load", "store"))
+             for kernel in read_recording(case.recording)["kernels"] if kernel["symbol"].startswith("_Z4copy")}
+    expect_equal(in_l2, {64: (1 << 16, 1 << 16), 4096: (1 << 22, 1 << 22), 2048: (0, 0)},
+                 "L2 has what earlier copies and launches accessed, but not after a memset of 64 MiB")
+    floats, ints = (case.kernel(f"sum<{name}>")["estimate_us"] for name in ("float", "int"))
+    expect(floats > 10 * ints, "lanes add floats to one address one after the other, integers together")
 
 
 # ---- races

@@ -91,6 +91,8 @@ def test_launches():
            "a gigabyte takes its bytes divided by the attainable bandwidth")
     expect(near(estimated(dram_load=5e8, dram_store=5e8)[1], (1 + TURNAROUND) * estimated(dram_load=1e9)[1]),
            "... and longer if half of them are stored")
+    expect(near(estimated(dram_load=2e9, resident_load=1e9)[1], estimated(dram_load=1e9)[1]),
+           "... without those that L2 has when the launch begins")
     expect(near(estimated(blocks=4, dram_load=1e8)[1], 1e8 / (4 * L2_PORT * H100.clock)),
            "four blocks are limited by the L2 bandwidth of four multiprocessors")
     whole, more = (estimated(blocks=blocks, cycles=1e8)[1] for blocks in (1056, 1057))

@@ -102,6 +102,7 @@ __global__ void stored_twice(float* out) {
     __syncwarp();
     out[threadIdx.x + 32] = out[threadIdx.x ^ 1];     // loads
 }
+template <class T> __global__ void sum(T* out) { atomicAdd(out, static_cast<T>(threadIdx.x)); }
 __global__ void atomics(int* whole, float* sum) {
     atomicAdd(whole, 1);                              // whole
     atomicAdd(sum + threadIdx.x, 1.0f);               // sum
@@ -200,7 +201,7 @@ __global__ void copy_ahead(float4* out, const float4* in, int n) {
 
 int main(int argc, char**) {
     constexpr size_t bytes_each = 1 << 22;
-    float *in, *out;
+    float *in, *out, *other;
     cudaMalloc(&in, bytes_each);
     cudaMalloc(&out, bytes_each);
     cudaMemset(in, 0, bytes_each);
@@ -236,6 +237,11 @@ int main(int argc, char**) {
     row_twice<131072><<<1, 256>>>(out, in);
     copy<<<64, 256>>>(out, in);
     copy<<<4096, 256>>>(out, in);
+    cudaMalloc(&other, 16 * bytes_each);
+    cudaMemset(other, 0, 16 * bytes_each);
+    copy<<<2048, 256>>>(out, in);
+    sum<<<64, 256>>>(out);
+    sum<<<64, 256>>>(reinterpret_cast<int*>(out));
     stored_twice<<<1, 32>>>(out);
     for (int i = 0; i < 3; i++) atomics<<<1, 32>>>(reinterpret_cast<int*>(out), out + 32);
     barriers<<<3, 64>>>(out);
