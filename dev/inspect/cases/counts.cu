@@ -237,9 +237,6 @@ int main(int argc, char**) {
     row_twice<131072><<<1, 256>>>(out, in);
     copy<<<64, 256>>>(out, in);
     copy<<<4096, 256>>>(out, in);
-    cudaMalloc(&other, 16 * bytes_each);
-    cudaMemset(other, 0, 16 * bytes_each);
-    copy<<<2048, 256>>>(out, in);
     sum<<<64, 256>>>(out);
     sum<<<64, 256>>>(reinterpret_cast<int*>(out));
     stored_twice<<<1, 32>>>(out);
@@ -257,6 +254,9 @@ int main(int argc, char**) {
     rows_and_columns<<<dim3(24, 64), 256>>>(out, in, in + 64 * 2048);
     for (auto kernel : {copy_unrolled<1>, copy_unrolled<4>, copy_unrolled<8>, copy_in_turn, copy_ahead})
         kernel<<<1, 32>>>(reinterpret_cast<float4*>(out), reinterpret_cast<float4*>(in), 64 * 32);
+    cudaMalloc(&other, 16 * bytes_each);
+    cudaMemset(other, 0, 16 * bytes_each);
+    copy<<<2048, 256>>>(out, in);
     const auto begin = std::chrono::steady_clock::now();
     while (argc > 1 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(30)) barriers<<<3, 64>>>(out);
     return cudaDeviceSynchronize() == cudaSuccess ? 0 : 1;
