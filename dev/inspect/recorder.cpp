@@ -473,7 +473,7 @@ static std::unordered_map<uint64_t, Atomics> atomics;   // by address / ATOMIC_R
 constexpr unsigned ENGINES = 64;                 // TMA actors per block: one per mbarrier, up to this many
 static unsigned block, threads_in_block, first_engine, current;   // current: the thread that runs
 static size_t queued_requests;                   // of all warps
-static bool is_sum_of_floats;                    // the next compare-and-swap
+static bool is_sum_of_floats;                    // the next atomic
 static uint64_t counted_warp;                    // the warp whose requests are counted: its number in the launch
 struct Block {
     bool counting = false;                         // its requests are counted
@@ -729,6 +729,7 @@ static void part_accessed(Space space, uint64_t at, unsigned bytes, unsigned par
         if (t.released != nullptr) by_block[block] = join(by_block[block], t.released);
     }
     if (is_atomic) {
+        kernel->sites[number].adds_floats |= std::exchange(is_sum_of_floats, false);
         Clock& here = state.released_in_block[{space, at}];
         t.clock = join(t.clock, here);
         here = join(here, t.released_in_block);
@@ -744,7 +745,6 @@ static void part_accessed(Space space, uint64_t at, unsigned bytes, unsigned par
 static void compared(const volatile void* address) {
     if (!is_recording()) return;
     const Pause pause;
-    kernel->sites[me().last_site].adds_floats |= std::exchange(is_sum_of_floats, false);
     const Place place = memory.find(const_cast<const void*>(address));
     const auto load = std::exchange(me().load, {});
     if (load.space != place.space || load.at != place.at) return;
@@ -758,8 +758,8 @@ static void compared(const volatile void* address) {
         return entry.lanes == 0;
     });
 }
+void adds_floats() { is_sum_of_floats = is_recording(); }
 // The emulator's own loop of atomicCAS, for other atomics, begins with an atomic load.
-void adds_floats() { is_sum_of_floats = true; }
 static void loaded_to_change() {
     if (is_recording()) me().load = {};
 }
