@@ -41,9 +41,10 @@ def levels_of(loop, slowest):
 
 
 def executions(loops, sites, warps):
-    """Returns {"instructions", "fp32", "waits_l1", "waits_l2", "waits_memory"}: totals of the recorded warps. sites:
-    [(lines of the access and of the calls to it, (space, access), bytes accessed, loads by the slowest memory that they
-    go to: L1, L2, memory)], of the recorded blocks. A loop without memory accesses is assumed to run once per iteration
+    """Returns {"instructions", "fp32", "waits_l1", "waits_l2", "waits_memory"}: totals of the recorded warps; "busy":
+    the instructions without those of warps that return at once. sites: [(lines of the access and of the calls to it,
+    (space, access), bytes accessed, loads by the slowest memory that they go to: L1, L2, memory)], of the recorded
+    blocks. A loop without memory accesses is assumed to run once per iteration
     of its outer loop."""
     static = [static_bytes(loop) for loop in loops]
     done, of_iteration = [0.0] * len(loops), [sum(kinds.values()) for kinds in static]
@@ -60,6 +61,7 @@ def executions(loops, sites, warps):
     waiting = [min(trips[0], done[0] / of_iteration[0] if of_iteration[0] else 0), *trips[1:]]
     waits = [[trip * loop["round_trips"] * share for share in levels_of(loop, levels)]
              for trip, loop, levels in zip(waiting, loops, slowest)]
-    return {"instructions": sum(trip * loop["counts"]["all"] for trip, loop in zip(trips, loops)),
+    return {"busy": sum(trip * loop["counts"]["all"] for trip, loop in zip(waiting, loops)),
+            "instructions": sum(trip * loop["counts"]["all"] for trip, loop in zip(trips, loops)),
             "fp32": sum(trip * sum(loop["counts"].get(name, 0) for name in FP32) for trip, loop in zip(trips, loops)),
             **dict(zip(WAITS, map(sum, zip(*waits))))}

@@ -150,13 +150,14 @@ class Kernel:
                   site["requests"] * WARP * site["bytes_per_lane"], site["slowest"])
                  for site in self.raw["sites"] if site["by"] in ("thread", "atomic", "cp.async")]
         found = {name: figure * self.blocks / recorded for name, figure in executions(loops, sites, warps).items()}
+        busy = found.pop("busy")
         longest, waits = launch["longest_block"], sum(launch[name] for name in WAITS)
         share = {name: longest[name] / max(1, launch["requests"]) for name in ("requests", "warp_requests")}
         # The recorder knows what part of all warps' waits the warp of each block that waits longest has.
         found.update({name: found[name] * waits / max(1, launch["rounds"]) for name in WAITS})
-        found["warp_instructions"] = found["instructions"] * launch["warp_requests"] / max(1, launch["requests"])
+        found["warp_instructions"] = busy * launch["warp_requests"] / max(1, launch["requests"])
         of_block = {name: found[name] * share["requests"] for name in ("instructions", "fp32")}
-        of_block["warp_instructions"] = found["instructions"] * share["warp_requests"]
+        of_block["warp_instructions"] = busy * share["warp_requests"]
         of_block.update({name: found[name] * sum(longest[each] for each in WAITS) / max(1, waits) for name in WAITS})
         return {**launch, **found, "longest_block": {**longest, **of_block}}
 

@@ -167,7 +167,7 @@ def test_counts():
                  "adjacent stores of a thread reach L2 at once; those of other warps are a partial store each; "
                  "L1 looks up 4 lines per cycle if they are in different sets")
     alone, with_idle = sorted((kernel["estimate_us"] for kernel in case.kernels("one_thread")))
-    expect(150 < alone < with_idle < 1.1 * alone, "idle blocks and warps do not shorten the estimate of a serial loop",
+    expect(150 < alone < with_idle < 1.02 * alone, "idle blocks and warps do not shorten the estimate of a serial loop",
            f"{alone:.1f} and {with_idle:.1f} us")
     raw = next(kernel for symbol, kernel in case.raw.items() if "shared_bytes" in symbol)
     expect_equal((raw["static_shared"], raw["dynamic_shared"]), (480, 128), "static and dynamic shared memory in bytes")

@@ -180,8 +180,8 @@ def test_executions():
     sites = [([("b.h", 30), ("a.cu", 4)], ("global", "load"), 2 * 400 * 128, (700, 80, 20)),
              ([("a.cu", 8)], ("global", "store"), 2 * 128, (0, 0, 0))]
     expect_equal({name: round(figure) for name, figure in executions(loops, sites, 2).items()},
-                 {"instructions": 2 * (20 + 100 * 16), "fp32": 2 * 400, "waits_l1": 100, "waits_l2": 80,
-                  "waits_memory": 20},
+                 {"busy": 2 * (20 + 100 * 16), "instructions": 2 * (20 + 100 * 16), "fp32": 2 * 400, "waits_l1": 100,
+                  "waits_l2": 80, "waits_memory": 20},
                  "loops run as often as their accesses say; a remainder with the same lines does not run; a round trip "
                  "of four loads waits for the slowest of them")
     loops[2] = {**loops[2], "lines": ["a.cu", 6, 7], "counts": {"all": 7}, "round_trips": 0, "depth": 2, "parent": 1}
