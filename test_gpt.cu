@@ -908,6 +908,9 @@ template <typename F> auto with_choice(Tuned choice, F run) {
     return result;
 }
 
+// Returns whether GELU and GELU' may be epilogues.
+bool may_fuse() { return activation_is_gelu(DeviceArray<float>(1)); }
+
 // A, W, G: matrix types of activations, of weights and of activation gradients. The expected product is rounded before
 // bias or GELU': without an epilogue for them in cuBLASLt, a second kernel reads the stored product.
 template <typename A, typename W>
@@ -957,6 +960,7 @@ void try_linear_gelu_forward(const std::vector<MatmulSize>& sizes) {
             before[i] = stored_as<floatX>(before[i]) + b[i % OC];
         }
         for (Trial* trial : {&separate, &fused}) {
+            if (trial == &fused && !may_fuse()) continue;
             const Temporarily epilogue(tanh_error, trial == &fused ? EPILOGUE_TANH_ERROR : 0);
             Numbers after;
             for (const Number& x : before) after.push_back(gelu_loop(stored_as<floatX>(x)));

@@ -209,9 +209,9 @@ __device__ __forceinline__ Span my_span(size_t n, size_t pack = PACK) {
 #include "gpt/tiles.cuh"   // by ptx.cuh exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles
 
 // ==== gelu ===================================================================
-// forward   out = x * s,   s = 1 / (1 + exp(-2u)),   u = sqrt(2/pi) * (x + 0.044715 x^3)
+// forward   out = activation(inp),  here  x * s,   s = 1 / (1 + exp(-2u)),   u = sqrt(2/pi) * (x + 0.044715 x^3)
 //           which is 0.5 * x * (1 + tanh(u)), GPT-2's GELU, since 0.5 * (1 + tanh(u)) = s
-// backward  dinp = dout * (s + x * s * (1 - s) * 2 du/dx)
+// backward  dinp = dout * activation_derivative(inp),  here  s + x * s * (1 - s) * 2 du/dx
 // shapes    all (n) floatX, any shape flattened
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
@@ -228,23 +228,26 @@ __device__ __forceinline__ float gelu_sigmoid(float x) {
     return reciprocal_approx(1.0f + exp2_approx(x * (LINEAR + CUBIC * (x * x))));
 }
 
+// The activation function and its derivative: another model changes these two. `make test ONLY=derivatives` compares
+// them with each other.
+__device__ __forceinline__ float activation(float x) { return x * gelu_sigmoid(x); }
+
+__device__ __forceinline__ float activation_derivative(float x) {
+    const float s = gelu_sigmoid(x);
+    const float slope = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);   // du/dx
+    return s + 2.0f * x * s * (1.0f - s) * slope;
+}
+
 __global__ void gelu_forward_kernel(Out<e4m3> out, const floatX* inp, size_t n) {
     const Span span = my_span(n);
     Writer<e4m3> writer(out);
     for (size_t i = span.begin; i < span.end; i += span.stride) {
         float x[PACK];
         load(x, inp + i);
-        for (int k = 0; k < PACK; k++) x[k] *= gelu_sigmoid(x[k]);
+        for (int k = 0; k < PACK; k++) x[k] = activation(x[k]);
         writer.put(i, x);
     }
     writer.finish();
-}
-
-// The derivative of GELU.
-__device__ __forceinline__ float gelu_slope(float x) {
-    const float s = gelu_sigmoid(x);
-    const float slope = GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);   // du/dx
-    return s + 2.0f * x * s * (1.0f - s) * slope;
 }
 
 __global__ void gelu_backward_kernel(Out<e5m2> dinp, const floatX* dout, const floatX* inp, size_t n) {
@@ -254,7 +257,7 @@ __global__ void gelu_backward_kernel(Out<e5m2> dinp, const floatX* dout, const f
         float x[PACK], d[PACK];
         load(x, inp + i);
         load(d, dout + i);
-        for (int k = 0; k < PACK; k++) d[k] *= gelu_slope(x[k]);
+        for (int k = 0; k < PACK; k++) d[k] *= activation_derivative(x[k]);
         writer.put(i, d);
     }
     writer.finish();
@@ -270,6 +273,30 @@ void gelu_backward(const Tensor& dinp, const floatX* dout, const Tensor& inp) {
     launch("gelu_backward", gelu_backward_kernel, span_blocks(inp.size()), BLOCK, 0, dinp.to<e5m2>(), dout, inp.x,
            inp.size());
     dinp.finish();
+}
+
+// Writes the maximum of |activation(x) - GELU(x)| for x from -8 to 8. One block.
+__global__ void gelu_difference_kernel(float* maximum) {
+    float difference = 0;
+    for (int i = threadIdx.x; i <= 1024; i += blockDim.x) {
+        const float x = i / 64.0f - 8;
+        const float gelu = 0.5f * x * (1 + tanhf(GELU_SCALE * (x + GELU_CUBIC * x * x * x)));
+        difference = fmaxf(difference, fabsf(activation(x) - gelu));
+    }
+    difference = block_max(difference);
+    if (threadIdx.x == 0) *maximum = difference;
+}
+
+// Returns whether activation() is GELU, the only function that a matmul's epilogue can compute. Measured once, so that
+// a changed activation() is used everywhere. scratch (1) fp32
+bool activation_is_gelu(float* scratch) {
+    static const bool is_gelu = [=] {
+        float maximum;
+        launch("gelu_difference", gelu_difference_kernel, 1, BLOCK, 0, scratch);
+        download(&maximum, scratch, sizeof(maximum));
+        return maximum < 1e-4f;   // of GELU with erf: 5e-4
+    }();
+    return is_gelu;
 }
 
 // ==== column sums ============================================================

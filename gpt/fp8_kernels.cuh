@@ -228,7 +228,7 @@ fp8_gelu_backward_kernel(Out<e5m2> dinp, uint8_t* transposed, float* partials, c
                 float x[PACK], d[PACK];
                 load(x, inp + i);
                 load(d, dout + i);
-                for (int k = 0; k < PACK; k++) d[k] *= gelu_slope(x[k]);
+                for (int k = 0; k < PACK; k++) d[k] *= activation_derivative(x[k]);
                 RawPack<floatX, PACK> rounded;
                 from_floats(rounded.v, d);
                 to_floats(d, rounded.v);

@@ -3,10 +3,10 @@
 // out (M,N) = A (M,K) B (K,N), all row-major; A and B may be stored transposed
 // mapping   cuBLASLt, which is column-major. A row-major matrix is the transpose of a column-major one, so swapping the
 //           operands gives out^T = B^T A^T. FP8: see fp8_in_any_layout()
-// epilogue  bias, always. On Hopper and later, and on a CPU, also GELU', unless --matmul-tuning has found separate
-//           kernels faster; and bias with GELU, if it has found that faster, with --recompute none: the other modes
-//           compute GELU again from the stored pre-activation and must get the same bits. With FP8 only the bias is an
-//           epilogue, because kernels write the 8-bit copies
+// epilogue  bias, always. If activation() is GELU, on Hopper and later, and on a CPU, also GELU', unless
+//           --matmul-tuning has found separate kernels faster; and bias with GELU, if it has found that faster, with
+//           --recompute none: the other modes compute GELU again from the stored pre-activation and must get the same
+//           bits. With FP8 only the bias is an epilogue, because kernels write the 8-bit copies
 // choice    cuBLASLt offers several algorithms for a shape, best first by its own estimate. The program takes the
 //           first, or the fastest (--matmul-tuning). Each algorithm gives the same bits at every call; two algorithms
 //           may round differently
@@ -202,6 +202,7 @@ template <typename F> void matmul_or(const Product& p, F alternative) {
     const bool missing = p.shape.epilogue == Epilogue::BIAS_GELU && cublasLtGetVersion() < BIAS_GELU_VERSION;
     const bool slow = device.properties.major < 9 && !device.is_cpu();   // before Hopper, slower than the kernels
     if (missing || slow || p.shape.a_type != FLOATX) return alternative();
+    if (!activation_is_gelu(static_cast<float*>(p.out))) return alternative();   // which then overwrites p.out
     matmul_plan(p).alternative = alternative;
     if (!try_matmul(p)) alternative();
 }
