@@ -12,6 +12,7 @@
 //    main
 // Included from dev/tests/
 //    test_fp8.cuh         FP8
+//    test_derivatives.cuh gradients against differences of forward (FP32)
 //    test_plan.cuh        memory and time that `plan` predicts
 //    test_runs.cuh        whole command lines: reproducibility, files, signals
 //    test_bad_input.cuh   user errors, each rejected with a message of one line
@@ -2464,6 +2465,7 @@ TEST("samples as text: on a terminal") {
     close(outside);
 }
 
+#include "dev/tests/test_derivatives.cuh"
 #include "dev/tests/test_plan.cuh"
 #include "dev/tests/test_runs.cuh"
 #include "dev/tests/test_fp8.cuh"
