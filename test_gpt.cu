@@ -890,6 +890,9 @@ template <typename M, typename F> Number sum_of_products(size_t K, F product) {
     return sum;
 }
 
+// Returns whether GELU and GELU' may be epilogues.
+bool may_fuse() { return activation_is_gelu(DeviceArray<float>(1)); }
+
 // Returns run() as on Hopper after matmul tuning that has chosen all optional epilogues, or their alternatives.
 enum class Tuned { FUSED, SEPARATE };
 template <typename F> auto with_choice(Tuned choice, F run) {
@@ -905,12 +908,9 @@ template <typename F> auto with_choice(Tuned choice, F run) {
     }
     const auto result = run();
     matmul_plans.clear();
-    if (optional == 0) throw Failure("no epilogue is optional");
+    if (optional == 0 && may_fuse()) throw Failure("no epilogue is optional");
     return result;
 }
-
-// Returns whether GELU and GELU' may be epilogues.
-bool may_fuse() { return activation_is_gelu(DeviceArray<float>(1)); }
 
 // A, W, G: matrix types of activations, of weights and of activation gradients. The expected product is rounded before
 // bias or GELU': without an epilogue for them in cuBLASLt, a second kernel reads the stored product.

@@ -660,15 +660,15 @@ __device__ __forceinline__ void store_pieces(float* row, const float (&x)[PACK],
 
 // The sums over a block's rows of a thread's columns. The first OWN of DW, DB and DBIAS are in registers, which needs a
 // thread with one pack. The others are in dynamic shared memory.
-enum { DW, DB, DBIAS };
+enum { DW, DB, DBIAS, SUMS };
 template <int OWN> struct ColumnSums {
     int C;
-    float own[MAX_GRADS][PACK] = {};
+    float own[SUMS][PACK] = {};
 
     __device__ __forceinline__ float* row(int which) const { return dynamic_shared() + (which - OWN) * C; }
     __device__ __forceinline__ void clear(int i) const {
         const float zero[PACK] = {};
-        for (int which = OWN; which < MAX_GRADS; which++) store_pieces(row(which), zero, i, C);
+        for (int which = OWN; which < SUMS; which++) store_pieces(row(which), zero, i, C);
     }
     __device__ __forceinline__ void get(float (&x)[PACK], int which, int i) const {
         if (which >= OWN) return load_pieces(x, row(which), i, C);
@@ -684,7 +684,7 @@ template <int OWN> struct ColumnSums {
 };
 
 // OWN: the number of column sums in registers.
-//     3   a thread has one pack, which stays in registers for the second pass
+//  SUMS   a thread has one pack, which stays in registers for the second pass
 //     1   the same with FP8, whose amax and counts need the other registers
 //     0   a thread has several packs
 template <int OWN>
@@ -701,7 +701,7 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
     ColumnSums<OWN> sums{C};
     float g[PACK], x[PACK], y[PACK], d[PACK];
     for (int i = first; i < end && !out_of_range; i += stride) sums.clear(i);
-    Writer<e5m2> writer(OWN == MAX_GRADS ? Out<e5m2>{dinp.x} : dinp);
+    Writer<e5m2> writer(OWN == SUMS ? Out<e5m2>{dinp.x} : dinp);
     int parity = 0;
     for (size_t n = blockIdx.x; n < N; n += gridDim.x, parity ^= 1) {
         auto load_row = [&](int i) {
@@ -726,7 +726,7 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
                 sum_gx[k] += g[k] * x[k];
             }
             for (int k = 0; k < PACK; k++) x[k] *= d[k];
-            if (OWN < MAX_GRADS && out_of_range) break;   // it has no columns in shared memory
+            if (OWN < SUMS && out_of_range) break;   // it has no columns in shared memory
             sums.add(DW, x, i);
             sums.add(DB, d, i);
         }
@@ -755,14 +755,14 @@ layernorm_backward_kernel(Out<e5m2> dinp, float* partials, const floatX* dout, c
     }
     writer.finish();
     for (int i = first; i < end && !out_of_range; i += stride)
-        for (int which = 0; which < MAX_GRADS; which++) {
+        for (int which = 0; which < SUMS; which++) {
             sums.get(y, which, i);
             store(partials + (static_cast<size_t>(which) * gridDim.x + blockIdx.x) * C + i, y);
         }
 }
 
 // Returns the bytes of shared memory of a block of backward. Forward needs one row of floatX for each warp.
-size_t layernorm_shared(int C) { return MAX_GRADS * C * sizeof(float); }
+size_t layernorm_shared(int C) { return SUMS * C * sizeof(float); }
 constexpr size_t LAYERNORM_ROWS = 48 << 10;   // bytes of the rows of a block of forward, unless one row is larger
 
 // The statistics of rows, (N) each.
@@ -784,12 +784,12 @@ void layernorm_backward(const Tensor& dinp, Grad dw, Grad db, Grad dbias, float*
     const size_t blocks = partial_blocks(N), threads = ceil_div(C, LANE_STRIDE) * WARP_SIZE;
     auto run = [&](auto kernel, int own) {
         launch("layernorm_backward", kernel, blocks, std::min(threads, size_t{LAYERNORM_BLOCK}),
-               layernorm_shared(C) / MAX_GRADS * (MAX_GRADS - own), updated(dinp.to<e5m2>()), partials, dout.x, inp.x,
+               layernorm_shared(C) / SUMS * (SUMS - own), updated(dinp.to<e5m2>()), partials, dout.x, inp.x,
                w, stats.mean, stats.rstd, N, C, 1.0f / C);
     };
     if (WARP_SIZE == 1 || threads > LAYERNORM_BLOCK) run(layernorm_backward_kernel<0>, 0);
     else if (dinp.fp8.scale && !dinp.whole) run(layernorm_backward_kernel<1>, 1);
-    else run(layernorm_backward_kernel<3>, 3);
+    else run(layernorm_backward_kernel<SUMS>, SUMS);
     dinp.finish();
     if (dbias.data) add_partials({dw, db, dbias}, partials, blocks, C);
     else add_partials({dw, db}, partials, blocks, C);
@@ -1980,7 +1980,8 @@ void allocate(Model& m, const Setup& s) {
 }
 
 // ==== model: the tensors of a layer ==========================================
-// What a layer's kernels get: views of its weights and activations, and of their gradients.
+// What a layer's kernels get: views of its matrices and activations, and of the activations' gradients. They get vectors
+// and the gradients of parameters from Model::w and Model::g.
 
 bool has_fp8(const Model& m) { return m.setup.matmul != MatmulIn::FLOATX; }
 
@@ -2002,15 +2003,11 @@ struct Block {
     Stats stats1, stats2;   // of the LayerNorms
     Heads heads;
     Tensor qkvw, attprojw, fcw, fcprojw;
-    const floatX *ln1w, *ln1b, *qkvb, *attprojb, *ln2w, *ln2b, *fcb, *fcprojb;
 };
 
 struct Gradients {
-    // Of activations: memory that all layers share. res1, res2 and res3 are the same memory.
-    Tensor res3, fc, ln, res2, att, qkv, res1;
-    // Of parameters. below: fcprojb of the layer below, the column sums of res1.
-    Grad ln1w, ln1b, qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, below;
-    float* partials;   // scratch
+    Tensor res3, fc, ln, res2, att, qkv, res1;   // memory that all layers share; res1, res2 and res3 are the same
+    float* partials;                             // scratch
 };
 
 #include "gpt/fp8_training.cuh"   // add_fp8(), need_fp8_weights(), push_amaxes(); log and checkpoints
@@ -2039,15 +2036,12 @@ Block block(const Model& m, size_t l, const ForwardPass& p) {
     b.attprojw = {w.attprojw(l), Ct, C};
     b.fcw = {w.fcw(l), C, 4 * Ct};
     b.fcprojw = {w.fcprojw(l), 4 * Ct, C};
-    b.ln1w = w.ln1w(l), b.ln1b = w.ln1b(l), b.qkvb = w.qkvb(l), b.attprojb = w.attprojb(l);
-    b.ln2w = w.ln2w(l), b.ln2b = w.ln2b(l), b.fcb = w.fcb(l), b.fcprojb = w.fcprojb(l);
     if (p.in_fp8) add_fp8(b, m, l);
     return b;
 }
 
 Gradients gradients(const Model& m, size_t l) {
     const Activations& a = m.a;
-    const auto& g = m.g;
     const size_t N = m.setup.N(), C = m.config.channels, R = m.setup.rows(), Ct = C / m.setup.tensor;
     Gradients d;
     auto shared = [&](const Buffer<floatX>& t) {   // this rank's rows of the memory for all rows
@@ -2058,9 +2052,6 @@ Gradients gradients(const Model& m, size_t l) {
     d.qkv = {a.dqkv(), N, 3 * Ct};
     d.att = {a.datt(), N, Ct};
     d.fc = {a.dfc(), N, 4 * Ct};
-    d.ln1w = g.ln1w(l), d.ln1b = g.ln1b(l), d.qkvw = g.qkvw(l), d.qkvb = g.qkvb(l);
-    d.attprojw = g.attprojw(l), d.attprojb = g.attprojb(l), d.ln2w = g.ln2w(l), d.ln2b = g.ln2b(l);
-    d.fcw = g.fcw(l), d.fcb = g.fcb(l), d.fcprojw = g.fcprojw(l), d.below = l > 0 ? g.fcprojb(l - 1) : Grad{};
     d.partials = a.partials();
     if (has_fp8(m)) add_fp8(d, m, l);
     return d;
@@ -2081,15 +2072,16 @@ Gradients gradients(const Model& m, size_t l) {
 void forward_block(Model& m, size_t l, const ForwardPass& pass) {
     recorder.at(pass.recomputes ? "recompute" : "forward", l);
     const Block b = block(m, l, pass);
+    const auto& w = m.w;
     auto want = [&](const Tensor& t) { return !pass.recomputes || !t.kept; };
-    if (want(b.ln1))  /* 1 */ layernorm_forward(b.ln1, b.stats1, b.res1, b.ln1w, b.ln1b);
-    if (want(b.qkv))  /* 2 */ linear_forward(b.qkv, b.ln1, b.qkvw, b.qkvb);
+    if (want(b.ln1))  /* 1 */ layernorm_forward(b.ln1, b.stats1, b.res1, w.ln1w(l), w.ln1b(l));
+    if (want(b.qkv))  /* 2 */ linear_forward(b.qkv, b.ln1, b.qkvw, w.qkvb(l));
     if (want(b.att))  /* 3 */ attention_forward(b.att, b.qkv, b.heads);
-    if (want(b.res2)) /* 4 */ linear_forward(b.res2, b.att, b.attprojw, b.attprojb, b.res1);
-    if (want(b.ln2))  /* 5 */ layernorm_forward(b.ln2, b.stats2, b.res2, b.ln2w, b.ln2b);
-    if (want(b.fc))   /* 6, 7 */ linear_gelu_forward(b.gelu, b.fc, b.ln2, b.fcw, b.fcb);
+    if (want(b.res2)) /* 4 */ linear_forward(b.res2, b.att, b.attprojw, w.attprojb(l), b.res1);
+    if (want(b.ln2))  /* 5 */ layernorm_forward(b.ln2, b.stats2, b.res2, w.ln2w(l), w.ln2b(l));
+    if (want(b.fc))   /* 6, 7 */ linear_gelu_forward(b.gelu, b.fc, b.ln2, b.fcw, w.fcb(l));
     else if (want(b.gelu)) /* 7 */ gelu_forward(b.gelu, b.fc);
-    if (!pass.recomputes)  /* 8 */ linear_forward(b.res3, b.gelu, b.fcprojw, b.fcprojb, b.res2);
+    if (!pass.recomputes)  /* 8 */ linear_forward(b.res3, b.gelu, b.fcprojw, w.fcprojb(l), b.res2);
 }
 
 // Computes R rows of lnf, the output of the last LayerNorm, from their tokens inp (R) int32 on the device.
@@ -2154,13 +2146,17 @@ void backward_block(Model& m, size_t l) {
     if (l + 1 < static_cast<size_t>(m.config.layers)) forward_block(m, l, pass);   // the last layer's are still there
     recorder.at("backward", l);
     const Gradients d = gradients(m, l);
-    /* 8, 7 */ linear_gelu_backward(d.fc, d.fcprojw, d.fcb, d.partials, d.res3, b.gelu, b.fcprojw, b.fc);
-    /* 6 */ linear_backward(d.ln, d.fcw, d.fc, b.ln2, b.fcw);
-    /* 5 */ layernorm_backward(d.res2, d.ln2w, d.ln2b, d.attprojb, d.partials, d.ln, b.res2, b.ln2w, b.stats2);
-    /* 4 */ linear_backward(d.att, d.attprojw, d.res2, b.att, b.attprojw);
-    /* 3 */ attention_backward(d.qkv, d.qkvb, d.att, b.qkv, b.att, b.heads);
-    /* 2 */ linear_backward(d.ln, d.qkvw, d.qkv, b.ln1, b.qkvw);
-    /* 1 */ layernorm_backward(d.res1, d.ln1w, d.ln1b, d.below, d.partials, d.ln, b.res1, b.ln1w, b.stats1);
+    const auto& w = m.w;
+    const auto& g = m.g;
+    const Grad below = l > 0 ? g.fcprojb(l - 1) : Grad{};   // the bias of the layer below, whose output is res1
+    /* 8, 7 */ linear_gelu_backward(d.fc, g.fcprojw(l), g.fcb(l), d.partials, d.res3, b.gelu, b.fcprojw, b.fc);
+    /* 6 */ linear_backward(d.ln, g.fcw(l), d.fc, b.ln2, b.fcw);
+    /* 5 */ layernorm_backward(d.res2, g.ln2w(l), g.ln2b(l), g.attprojb(l), d.partials, d.ln, b.res2, w.ln2w(l),
+                               b.stats2);
+    /* 4 */ linear_backward(d.att, g.attprojw(l), d.res2, b.att, b.attprojw);
+    /* 3 */ attention_backward(d.qkv, g.qkvb(l), d.att, b.qkv, b.att, b.heads);
+    /* 2 */ linear_backward(d.ln, g.qkvw(l), d.qkv, b.ln1, b.qkvw);
+    /* 1 */ layernorm_backward(d.res1, g.ln1w(l), g.ln1b(l), below, d.partials, d.ln, b.res1, w.ln1w(l), b.stats1);
 }
 
 // One micro-batch in device memory. order: see section "embedding".
