@@ -209,13 +209,11 @@ __device__ __forceinline__ Span my_span(size_t n, size_t pack = PACK) {
 #include "gpt/tiles.cuh"   // by ptx.cuh exp2_approx(), reciprocal_approx(); for tensor cores: instructions, tiles
 
 // ==== gelu ===================================================================
-// forward   out = activation(inp),  here  x * s,   s = 1 / (1 + exp(-2u)),   u = sqrt(2/pi) * (x + 0.044715 x^3)
-//           which is 0.5 * x * (1 + tanh(u)), GPT-2's GELU, since 0.5 * (1 + tanh(u)) = s
-// backward  dinp = dout * activation_derivative(inp),  here  s + x * s * (1 - s) * 2 du/dx
+// forward   out = activation(inp), here GELU: 0.5 * x * (1 + tanh(u)),   u = sqrt(2/pi) * (x + 0.044715 x^3)
+// backward  dinp = dout * activation_derivative(inp)
 // shapes    all (n) floatX, any shape flattened
 // mapping   one thread per pack
 // cost      bandwidth: forward reads 1, writes 1; backward reads 2, writes 1
-// source    Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", section 2
 // used      where no matmul's epilogue computes them (section "linear"); with FP8, fp8_gelu_backward
 //           (gpt/fp8_kernels.cuh) computes the backward
 // variants  dev/kernels/gelu.cu
@@ -223,6 +221,8 @@ __device__ __forceinline__ Span my_span(size_t n, size_t pack = PACK) {
 constexpr float GELU_SCALE = 0.7978845608028654f;   // sqrt(2/pi)
 constexpr float GELU_CUBIC = 0.044715f;
 
+// Returns s = 1 / (1 + exp(-2u)), which is 0.5 * (1 + tanh(u)): GELU is x * s. GPT-2's approximation by tanh: Hendrycks
+// and Gimpel 2016, "Gaussian Error Linear Units", section 2.
 __device__ __forceinline__ float gelu_sigmoid(float x) {
     constexpr float LINEAR = -2 * LOG2E * GELU_SCALE, CUBIC = LINEAR * GELU_CUBIC;   // -2u, for a power of 2
     return reciprocal_approx(1.0f + exp2_approx(x * (LINEAR + CUBIC * (x * x))));
@@ -280,8 +280,7 @@ __global__ void gelu_difference_kernel(float* maximum) {
     float difference = 0;
     for (int i = threadIdx.x; i <= 1024; i += blockDim.x) {
         const float x = i / 64.0f - 8;
-        const float gelu = 0.5f * x * (1 + tanhf(GELU_SCALE * (x + GELU_CUBIC * x * x * x)));
-        difference = fmaxf(difference, fabsf(activation(x) - gelu));
+        difference = fmaxf(difference, fabsf(activation(x) - x * gelu_sigmoid(x)));
     }
     difference = block_max(difference);
     if (threadIdx.x == 0) *maximum = difference;

@@ -31,13 +31,13 @@ class Config:
             raise ValueError("config.json: n_layer, n_head, n_embd, n_positions, vocab_size: expected five positive "
                              f"integers, found {sizes}")
         config = Config(*sizes)
-        # The first value is the default of an absent key.
-        allowed = {"model_type": ("gpt2",), "layer_norm_epsilon": (1e-5,),
-                   "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-                   "n_inner": (None, 4 * config.channels), "tie_word_embeddings": (True,),
-                   "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)}
+        # None: the key may be absent.
+        allowed = {"model_type": ("gpt2",), "layer_norm_epsilon": (None, 1e-5),
+                   "activation_function": (None, "gelu_new", "gelu_pytorch_tanh"),
+                   "n_inner": (None, 4 * config.channels), "tie_word_embeddings": (None, True),
+                   "scale_attn_weights": (None, True), "scale_attn_by_inverse_layer_idx": (None, False)}
         for key, values in allowed.items():
-            found = entries.get(key, values[0])
+            found = entries.get(key)
             if found not in values:
                 raise ValueError(f"config.json: {key}: expected {' or '.join(map(repr, values))}, found {found!r}")
         return config

@@ -122,11 +122,7 @@ void layernorm_backward_loop(std::vector<Real>& dinp, std::vector<Real>& dw, std
 
 // ==== gelu ===================================================================
 
-// tanh(u), u = sqrt(2/pi) (x + 0.044715 x^3)
-template <typename Real> Real gelu_tanh(Real x) {
-    return tanh(Real(std::sqrt(2 / M_PI)) * (x + Real(0.044715) * x * x * x));
-}
-
+template <typename Real> Real gelu_tanh(Real x) { return tanh((x + x * x * x * 0.044715) * std::sqrt(2 / M_PI)); }
 template <typename Real> Real gelu_loop(Real x) { return Real(0.5) * x * (Real(1) + gelu_tanh(x)); }
 
 template <typename Real> Real gelu_derivative_loop(Real x) {
