@@ -24,11 +24,11 @@ REFERENCE = Path(__file__).resolve().parents[2] / "data" / "reference"
 # neither the first nor the last. Its parameters are FP16 numbers and stored as such, in half the space. muon is a small
 # odd, trained with torch.optim.Muon.
 CASES = {"tiny": dict(config=Config(layers=2, heads=4, channels=64, context=32, vocab=256), B=4, T=32,
-                      parameter_dtype=torch.float32),
+                      parameter_dtype=torch.float32, seed=0),
          "odd": dict(config=Config(layers=3, heads=3, channels=48, context=20, vocab=101), B=5, T=19,
-                     parameter_dtype=torch.float16),
+                     parameter_dtype=torch.float16, seed=10),
          "muon": dict(config=Config(layers=2, heads=3, channels=48, context=20, vocab=53), B=5, T=19,
-                      parameter_dtype=torch.float16, muon=True)}
+                      parameter_dtype=torch.float16, seed=20, muon=True)}
 
 STEPS, ACCUMULATION = 10, 2
 
@@ -226,9 +226,9 @@ def make(name, config, B, T, parameter_dtype, seed, muon=False):
 
 def main():
     torch.set_num_threads(1)  # with more threads, the order of sums varies
-    for seed, (name, case) in enumerate(CASES.items()):
+    for name, case in CASES.items():
         if name in (sys.argv[1:] or CASES):
-            make(name, **case, seed=10 * seed)
+            make(name, **case)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ typedef std::vector<double> Values;
 // Returns x rounded to T.
 template <typename T> double stored_as(double x) { return static_cast<float>(static_cast<T>(static_cast<float>(x))); }
 
+double value_of(double x) { return x; }
+
 double amax_of(const Values& x) {
     double amax = 0;
     for (double e : x) amax = std::max(amax, std::abs(e));
@@ -166,7 +168,6 @@ template <typename Real> Real score(const double* a, const double* b, int HS) {
 template <typename Real> Real operand(const Real& x, int HS) {
     return on_tensor_cores(HS) ? stored_as<floatX>(x) : x;
 }
-double value_of(double x) { return x; }
 
 // Returns attention's out and lse. naive: scores and probabilities are rounded to floatX.
 template <typename Real>
