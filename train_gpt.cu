@@ -280,7 +280,8 @@ __global__ void gelu_difference_kernel(float* maximum) {
     float difference = 0;
     for (int i = threadIdx.x; i <= 1024; i += blockDim.x) {
         const float x = i / 64.0f - 8;
-        difference = fmaxf(difference, fabsf(activation(x) - x * gelu_sigmoid(x)));
+        const float gelu = 0.5f * x * (1 + tanhf(GELU_SCALE * (x + GELU_CUBIC * x * x * x)));   // not gelu_sigmoid(x)
+        difference = fmaxf(difference, fabsf(activation(x) - gelu));
     }
     difference = block_max(difference);
     if (threadIdx.x == 0) *maximum = difference;
@@ -628,10 +629,7 @@ __global__ void layernorm_forward_kernel(Out<e4m3> out, float* mean, float* rstd
         writer.put(n * C + i, v);
     }
     writer.finish();
-    if (threadIdx.x % WARP_SIZE == 0) {
-        mean[n] = m;
-        rstd[n] = r;
-    }
+    if (threadIdx.x % WARP_SIZE == 0) mean[n] = m, rstd[n] = r;
 }
 
 constexpr int LAYERNORM_BLOCK = WARP_SIZE == 1 ? 1 : 512;   // threads of backward's block, at most
@@ -1979,8 +1977,8 @@ void allocate(Model& m, const Setup& s) {
 }
 
 // ==== model: the tensors of a layer ==========================================
-// What a layer's kernels get: views of its matrices and activations, and of the activations' gradients. They get vectors
-// and the gradients of parameters from Model::w and Model::g.
+// What a layer's kernels get: views of its matrices and activations, and of the activations' gradients. Model::w and
+// Model::g have its vectors and the gradients of its parameters.
 
 bool has_fp8(const Model& m) { return m.setup.matmul != MatmulIn::FLOATX; }
 

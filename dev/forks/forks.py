@@ -75,9 +75,6 @@ def make_copy(name, folder, host=True):
         shutil.copytree(ROOT / "build/host", new / "build/host")
     if (ROOT / "build/deps").exists():
         (new / "build/deps").symlink_to(ROOT / "build/deps")
-    reference = ROOT / f"data/forks/{name}"   # of the fork's model, from its make_reference.py
-    if reference.exists():
-        shutil.copytree(reference, new / "data/reference", dirs_exist_ok=True)
     if name in names():
         apply(name, new)
     new.rename(folder / name)
