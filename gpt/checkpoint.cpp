@@ -162,7 +162,7 @@ WeightFiles::WeightFiles(const std::string& dir, std::set<std::string> names, in
     }
     const std::string wte = "wte.weight";
     const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](auto& t) { return is_called(t.first, wte); });
-    if (found == tensors_.end()) fail("tensor wte.weight is missing");
+    if (found == tensors_.end()) fail(format("tensor %s is missing", wte.c_str()));
     const auto& [embedding, owner] = *found;
     prefix_ = embedding.substr(0, embedding.size() - wte.size());
     for (const auto& [name, file] : tensors_) {
