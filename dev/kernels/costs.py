@@ -129,7 +129,7 @@ UNNECESSARY_BARRIERS = {
 
 # ---- the run that is recorded: one training step
 
-NOT_OF_A_STEP = "init_normal fill round_weights add_residual compiled_for_sm_90a"
+NOT_OF_A_STEP = "init_normal fill round_weights add_residual gelu_difference compiled_for_sm_90a"
 OF_PLAN = ["--model", "--layers", "--heads", "--channels", "--context", "--vocab", "--micro-batch", "--seq-len",
            "--total-batch", "--recompute", "--grad-dtype", "--attention", "--matmul"]   # plan's options
 STEP = {"--model": "gpt2", "--micro-batch": "64", "--total-batch": "524288"}
