@@ -655,8 +655,8 @@ __device__ __forceinline__ void store_pieces(float* row, const float (&x)[PACK],
     }
 }
 
-// The sums over a block's rows of a thread's columns. The first OWN are in registers, which needs a thread with one pack.
-// The others are in dynamic shared memory.
+// The sums over a block's rows of a thread's columns. The first OWN are in registers, which needs a thread with one
+// pack. The others are in dynamic shared memory.
 enum { DW, DB, DBIAS, SUMS };
 template <int OWN> struct ColumnSums {
     int C;

@@ -76,11 +76,13 @@ void expect_derivatives(const std::string& name, const std::vector<Input>& input
     }
 }
 
-// Each x from -8 to 8.2. At a kink, such as ReLU's, a derivative between those of the two sides is right.
+// x from -8 to 8, odd multiples of 1/128: no step crosses 0, where ReLU has a kink. The tolerance tells GELU with tanh
+// from GELU with erf, whose derivatives differ by up to 9e-4. Rounding errors of the activation, 1e-6, become 1.3e-4.
 TEST("derivatives: activation") {
-    constexpr size_t N = 1040;
+    constexpr size_t N = 1024;
+    constexpr double ALLOWED = 4e-4;   // of a derivative above 1: relative
     Values x(N);
-    for (size_t i = 0; i < N; i++) x[i] = i / 64.0 - 8;
+    for (size_t i = 0; i < N; i++) x[i] = (i + 0.5) / 64 - 8;
     const auto out = [&](double step) {
         Values moved = x;
         for (double& value : moved) value += step;
@@ -88,16 +90,14 @@ TEST("derivatives: activation") {
         gelu_forward(view(out, 1, N), view(inp, 1, N));
         return out.values();
     };
-    const Values below = out(-H), at = out(0), above = out(H);
+    const Values below = out(-H), above = out(H);
     const Array inp(x), dout(Values(N, 1.0)), dinp(N);
     gelu_backward(view(dinp, 1, N), dout, view(inp, 1, N));
     const Values derivative = dinp.values();
     WorstDerivative worst;
-    for (size_t i = 0; i < N; i++) {
-        const double left = (at[i] - below[i]) / H, right = (above[i] - at[i]) / H;
-        const double allowed = TOLERANCE * std::max(1.0, std::abs(derivative[i])) + std::abs(right - left) / 2;
-        worst.note(derivative[i], (left + right) / 2, allowed, format("at x = %g", x[i]));
-    }
+    for (size_t i = 0; i < N; i++)
+        worst.note(derivative[i], (above[i] - below[i]) / (2 * H), ALLOWED * std::max(1.0, std::abs(derivative[i])),
+                   format("at x = %g", x[i]));
     worst.report("activation_derivative(x) equals central differences of activation(x)");
 }
 
