@@ -146,12 +146,13 @@ HEADERS  := $(wildcard dev/cpu/*.h dev/cpu/*/*.h gpt/*.h gpt/*.cuh dev/*/*.cuh d
 
 # The host modules of gpt/ are compiled once for all builds, the emulator's cuBLASLt once for all CPU builds.
 HOST         ?= build/host
+HOST_FLAGS   ?= -O2
 host_objects  = $(patsubst gpt/%.cpp,$(1)/%.o,$(wildcard gpt/*.cpp))
 HOST_OBJECTS := $(call host_objects,$(HOST))
 CPU_OBJECTS  := $(HOST_OBJECTS) $(HOST)/cublasLt.o
 compile_host  = $(CXX) -std=c++17 $(WARNINGS) $(1) $(USER_CXX) -c $< -o $@
 $(HOST)/%.o: gpt/%.cpp $(wildcard gpt/*.h) $(HOST)/flags | setup
-	$(call compile_host,-O2)
+	$(call compile_host,$(HOST_FLAGS))
 
 # quoted(text): text quoted as one word for the shell.
 quoted = '$(subst ','"'"',$(1))'
