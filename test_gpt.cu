@@ -1599,6 +1599,26 @@ void expect_planned(const std::string& text, const Setup& setup) {
            format("planned %zu, allocated %zu, taken from the device %zu", planned, m.allocated, taken));
 }
 
+// A member without a row would have no memory.
+TEST("memory: tables") {
+    Activations a;
+    Parameters<BufferBase> p;
+    std::set<BufferBase*> activations, parameters;
+    for (const ParameterRow& row : parameter_table(p, {1, 1, 16, 4, 16})) parameters.insert(row.tensor);
+    Setup s = small_setup({1, 2, 32, 16, 256}, 2, 16);
+    s.tensor = s.gpus = 2;
+    s.matmul = MatmulIn::FP8_ALL;
+    s.master_weights = MasterWeights::NONE;
+    s.optimizer = Optimizer::MUON;
+    s.on_gpu = true;
+    for (Attention attention : {Attention::FLASH, Attention::NAIVE}) {
+        s.attention = attention;
+        for (const ActivationRow& row : activation_table(a, s)) activations.insert(row.tensor);
+    }
+    expect(sizeof(a) == activations.size() * sizeof(BufferBase) && sizeof(p) == parameters.size() * sizeof(BufferBase),
+           "each member of Activations and of Parameters has a row in its table");
+}
+
 TEST("memory") {
     const Setup base = small_setup({3, 2, 32, 20, 300}, 3, 17);
     auto expect_with = [&](const std::string& text, auto change) {

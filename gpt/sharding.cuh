@@ -56,8 +56,11 @@ Layout layout_of(const Config& c, size_t gpus = 1, size_t tensor = 1, size_t ran
     Layout y = {gpus, tensor, rank, static_cast<size_t>(c.layers)};
     for (const ParameterRow& row : parameter_table(c, tensor)) {
         const size_t n = row.elements * (row.is_split() ? 1 : row.copies);
-        (row.is_split() ? y.layer : y.common) += n;
-        if (row.decays()) (row.is_split() ? y.layer_decayed : y.common_decayed) += n;
+        size_t& end = row.is_split() ? y.layer : y.common;
+        size_t& decayed = row.is_split() ? y.layer_decayed : y.common_decayed;
+        if (row.decays() && decayed < end) throw Failure("parameter_table: %s: expected matrices first", row.name);
+        end += n;
+        if (row.decays()) decayed = end;
     }
     y.common = ceil_div(y.common, y.ranks(0) * SHARD_UNIT) * y.ranks(0) * SHARD_UNIT;
     y.layer = ceil_div(y.layer, y.ranks(1) * SHARD_UNIT) * y.ranks(1) * SHARD_UNIT;

@@ -75,7 +75,7 @@ struct AddedTest { AddedTest(const char* name, void (*run)()) { all_tests.push_b
 inline void run_test(const Test& test) {
     const auto begin = std::chrono::steady_clock::now();
     const std::string error = error_of(test.run);
-    if (!error.empty()) expect(false, "no exception", error);
+    if (!error.empty()) expect(false, "the test ends early: an exception", error);
     printf("        %.1f s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     fflush(stdout);
 }
