@@ -2481,8 +2481,10 @@ TEST("samples as text: on a terminal") {
 #include "dev/tests/test_derivatives.cuh"
 #include "dev/tests/test_plan.cuh"
 #include "dev/tests/test_runs.cuh"
+#ifndef TESTS_OF_FORK
 #include "dev/tests/test_fp8.cuh"
 #include "dev/tests/test_bad_input.cuh"
+#endif
 
 // ==== main ===================================================================
 
