@@ -93,13 +93,16 @@ links      = $(shell $(WITH_DEPS) $(CXX) $(USER_CXX) -x c++ - -o /dev/null $(LDF
 MARCH     ?= $(if $(call accepts,-march=native),native)
 TARGET     = $(addprefix -march=,$(MARCH))
 AVX512     = $(shell $(CXX) $(TARGET) $(USER_CXX) -x c++ -dM -E /dev/null 2>/dev/null | grep -o __AVX512F__)
+IS_GXX    := $(shell $(CXX) --version 2>/dev/null | grep -qi clang || echo yes)
 # A loop over a pack has up to 16 iterations. g++ would unroll it completely and then not vectorise it.
-AS_LOOPS  := $(shell $(CXX) --version 2>/dev/null | grep -qi clang || echo --param max-completely-peel-times=15)
+AS_LOOPS  := $(if $(IS_GXX),--param max-completely-peel-times=15)
+# g++ frees its own memory rarely: it compiles 15 % faster and needs 1.4 instead of 1.1 GB.
+KEEP_MEMORY := $(if $(IS_GXX),--param ggc-min-expand=400)
 VECTORS    = -O3 $(TARGET) -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math \
              -freciprocal-math $(AS_LOOPS) $(if $(AVX512),-mprefer-vector-width=512)
 WARNINGS  := -Wall -Wextra -Wno-unknown-pragmas
 ONEDNN    ?= $(and $(call accepts,-include oneapi/dnnl/dnnl.hpp),$(call links,-ldnnl))
-CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN)
+CPU_FLAGS  = -x c++ -std=c++17 $(WARNINGS) $(KEEP_MEMORY) -fopenmp -Idev/cpu $(if $(filter yes,$(ONEDNN)),-DHAVE_ONEDNN)
 CPU_LIBS   = $(if $(filter yes,$(ONEDNN)),-ldnnl) -lboost_context -lpcre2-8 -lpthread
 
 # The GPU build targets this machine's GPU. Without a GPU: Ampere, Ada and Hopper, and in FP16 also Turing.

@@ -53,7 +53,7 @@ SUITES = {
     # Runs every part; its times mean nothing.
     "dry": Suite(
         [Case("tiny-2", {"layers": 2, **TINY}, 64, 512, 4), Case("tiny-4", {"layers": 4, **TINY}, 64, 512, 4)],
-        ["fused, BF16"], limit_s=60, min_s=2, tokens=1 << 14, matmul=128, copy_bytes=1 << 20,
+        ["fused, BF16"], limit_s=600, min_s=2, tokens=1 << 14, matmul=128, copy_bytes=1 << 20,
         attention={"channels": 64, "tokens": 512, "lengths": [128, 256], "head_sizes": [16, 32]})}
 
 

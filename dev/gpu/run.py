@@ -36,11 +36,13 @@ from tables import markdown_table, number, percent, text_table, times
 from trainer import flags
 
 TEST_S, STUDY_S = 200, 60   # seconds for a test and a study
+CPU_TIMES = 10              # factor of time limits with CPU programs: on a slow machine, with all cores busy
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 ARITHMETIC = ("kernels: attention", "kernels: matmul", "tensor cores", "graphs", "kernels", "model", "loss scaling",
               "spikes")
 IN_FP32 = ("kernels", "model against", "graphs")
 LOSS_TOLERANCE = 0.03       # of the smoke runs: BF16 rounds differently on a GPU, and 60 steps amplify that
+SMOKE_STEPS = {"gpu": 60, "cpu": 6}
 STUDIES = {"attention": ["--steps", "mma", "--lengths"], "matmul": [], "cross_entropy": []}
 LENGTHS = "1024,8192"
 SMOKE = {"hs32": {"heads": 4, "context": 64}, "hs64": {"heads": 2}, "hs128-full": {"heads": 1, "recompute": "full"},
@@ -53,13 +55,19 @@ class Skipped(Exception):
     """A step cannot run on this machine; the message is the reason."""
 
 
+def device():
+    """Returns the device of the kit's programs: "gpu" or "cpu"."""
+    return (KIT / "device").read_text().strip()
+
+
 class Machine:
     """The state of a run: time limits, logs, and what the steps have found."""
 
     def __init__(self, budget, limit, out, tests):
         self.out, self.tests, self.limit = Path(out).resolve(), tests, limit
         self.end, self.deadline = time.monotonic() + budget, 0.0
-        self.dry = (KIT / "device").read_text().strip() == "cpu"
+        self.dry = device() == "cpu"
+        self.slower = CPU_TIMES if self.dry else 1
         self.scratch = tempfile.TemporaryDirectory(prefix="gpt_kit_")
         self.logs = Path(self.scratch.name, "logs")
         self.tuning = self.logs / "cache" / "gpt.cu" / "matmul.json"
@@ -77,7 +85,7 @@ class Machine:
         """Runs a command in the kit's folder, with its output in logs/NAME.txt. Returns a contestants.Done."""
         if self.left() < 1:
             raise Failed(f"{name}: no time was left")
-        done = run(command, min(self.left(), limit or self.left()), KIT)
+        done = run(command, min(self.left(), (limit or self.left()) * self.slower), KIT)
         (self.logs / f"{name}.txt").write_text(done.output + done.errors)
         return done
 
@@ -142,8 +150,8 @@ def smoke_losses(run_command, program):
     """Returns {run: losses of its steps} of four small runs; an empty list for a run that failed."""
     def losses(name):
         with tempfile.TemporaryDirectory() as out:
-            options = {**SMALL, "micro_batch": 8, "steps": 60, "lr": 1e-3, "warmup": 10, **SMOKE[name],
-                       "out": out + "/run"}
+            options = {**SMALL, "micro_batch": 8, "steps": SMOKE_STEPS[device()], "lr": 1e-3, "warmup": 10,
+                       **SMOKE[name], "out": out + "/run"}
             run_command(f"smoke-{name}", [program, "train", *flags(options)])
             log = Path(out, "run", "log.jsonl")
             lines = map(json.loads, log.read_text().splitlines() if log.exists() else [])
@@ -366,7 +374,7 @@ def run_steps(m, names):
     good = True
     for name in names:
         begin = time.monotonic()
-        m.deadline = min(m.end, begin + (m.limit or LIMITS[name]))
+        m.deadline = min(m.end, begin + (m.limit or LIMITS[name] * m.slower))
         print(f"==== {name}: {STEPS[name].__doc__}; {m.end - begin:.0f} s left", flush=True)
         try:
             result = STEPS[name](m) if m.end - begin > 5 else "FAILED: no time was left"
