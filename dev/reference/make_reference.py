@@ -104,7 +104,9 @@ def muon_step(optimizer, matrices, dtype):
     """One step of torch.optim.Muon, whose iterations are in BF16, in `dtype`."""
     for view, gradient in matrices:
         view.grad = gradient()
-    with mock.patch.object(torch.Tensor, "bfloat16", lambda x: x.to(dtype)):
+    # PyTorch calls x.bfloat16() up to version 2.9 and x.to(torch.bfloat16) in 2.15.
+    with mock.patch.object(torch.Tensor, "bfloat16", lambda x: x.to(dtype)), \
+            mock.patch.object(torch, "bfloat16", dtype):
         optimizer.step()
 
 
