@@ -49,11 +49,13 @@ run() {
 }
 
 sum() {
-    local begin=$1 status=0 passed=0 failed=0 log line
+    local begin=$1 status=0 passed=0 failed=0 log line found
     shift
-    if [ -n "${ONLY:-}" ] && [ "$(cat "${@/%/.names}" | of_list "$ONLY")" != "$ONLY" ]; then
-        echo "ONLY=$ONLY: each must be the start of a test's name; the tests are"
+    if [ -n "${ONLY:-}" ] && found=$(cat "${@/%/.names}" | of_list "$ONLY") && [ "$found" != "$ONLY" ]; then
+        echo "the tests are"
         cat "${@/%/.names}" | awk '!seen[$0]++ { print "  " $0 }'
+        echo "ONLY=$ONLY: expected beginnings of these names;" \
+            "none begins with $(tr , '\n' <<< "$ONLY" | grep -vxF "$(tr , '\n' <<< "$found")" | paste -sd,)"
         exit 2
     fi
     echo "== all"
