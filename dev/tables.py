@@ -1,4 +1,4 @@
-"""Formats numbers and tables as text, Markdown and HTML for the reports of dev/inspect, dev/bench and dev/chapter.
+"""Formats numbers and tables as text, Markdown and HTML for the reports of dev/inspect, dev/bench and dev/playbook.
 
     sys.path.append(DEV)        # the folder of this file
     from tables import markdown_table, number, percent

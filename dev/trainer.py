@@ -1,4 +1,4 @@
-"""Options, closing lines and traces of ./train_gpt, for the reports of dev/bench and dev/chapter."""
+"""Options, closing lines and traces of ./train_gpt, for the reports of dev/bench and dev/playbook."""
 import re
 
 

@@ -1,7 +1,7 @@
 // Many GPUs: the communication of a training step and its order. Included by train_gpt.cu. With one GPU the functions
 // that train_gpt.cu calls do nothing.
 //
-// Each GPU has one process (rank). gpt/many_gpus.md explains the use.
+// Each GPU has one process (rank). dev/many_gpus.md explains the use.
 //
 // Data parallelism: each rank computes micro-batches of its own, and a step's gradients are sums over ranks. ZeRO
 // shards, in stages, what each rank would otherwise hold whole. states_placement() and its neighbours in sharding.cuh

@@ -251,7 +251,7 @@ std::vector<Flag> flag_table(Options& o) {
     }}, {"multi-GPU", {
         or_word("all", o.gpus, ALL_GPUS, number("--gpus", TRAIN | EVAL | PLAN, "N", o.gpus, {1, MAX_GPUS},
                 "--gpus 2 --zero 1", "GPUs of this machine, one process each. On several machines use torchrun, srun "
-                "or mpirun (gpt/many_gpus.md).")),
+                "or mpirun (dev/many_gpus.md).")),
         number("--tensor-parallel", TRAIN | EVAL | PLAN, "T", o.tensor_parallel, {1, 128},
                "--gpus 2 --tensor-parallel 2",
                "GPUs that share each micro-batch and each layer. They split attention's heads and the MLP's channels, "

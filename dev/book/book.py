@@ -14,7 +14,7 @@ Markdown and of lines that begin with @:
     @let NAME = EXPRESSION          a name for expressions
 
 {{expression:format}} is a number from JSON: plan("FLAGS") is the output of ./train_gpt plan --json, `chapter` is
-data/chapter.json. The figures next to the lines come from runs/inspect/figures.json (make inspect JSON=...), if it is
+data/playbook.json. The figures next to the lines come from runs/inspect/figures.json (make inspect JSON=...), if it is
 newer than train_gpt.cu. In a modified program the book still builds: it lists what no longer matches, and the notes of
 lines that are gone move to the head of their chapter's section. With --strict such problems are errors (exit code 1).
 """
@@ -50,7 +50,7 @@ class Numbers:
 
     def __init__(self, program):
         self.program = program
-        parts = json.loads((ROOT / "data/chapter.json").read_text())
+        parts = json.loads((ROOT / "data/playbook.json").read_text())
         self.chapter = {name: part.get("results", part) for name, part in parts.items()}
 
     def run(self, *arguments):

@@ -86,7 +86,7 @@ def test_steps():
 def test_fork():
     """A modified program: an explained line and a section's name are gone, and a section is new."""
     fork = Path("fork")
-    for name in ("Makefile", "train_gpt.cu", "test_gpt.cu", "gpt", "dev", "data/chapter.json"):
+    for name in ("Makefile", "train_gpt.cu", "test_gpt.cu", "gpt", "dev", "data/playbook.json"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         (fork / name).parent.mkdir(parents=True, exist_ok=True)
         copy(ROOT / name, fork / name)

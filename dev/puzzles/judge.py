@@ -60,7 +60,7 @@ class Puzzle:
 
     def notes(self):
         """Returns {heading: text} of the file with the solution."""
-        text = (HERE / ".solutions" / f"{self.name}.txt").read_text(encoding="utf-8")
+        text = (HERE / "solutions" / f"{self.name}.txt").read_text(encoding="utf-8")
         parts = re.split(r"^== (.*)\n", text, flags=re.MULTILINE)
         return dict(zip(parts[1::2], parts[2::2]))
 
@@ -531,7 +531,7 @@ def hint(puzzle):
 def solution(puzzle):
     if not is_solved(puzzle, read_progress()):
         raise Mistake(f"puzzle {puzzle.number}: expected a solved puzzle; solve it first, or read "
-                      f"dev/puzzles/.solutions/{puzzle.name}.txt")
+                      f"dev/puzzles/solutions/{puzzle.name}.txt")
     print(puzzle.notes()["solution"], end="")
 
 

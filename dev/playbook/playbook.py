@@ -3,8 +3,8 @@
 and mixed precision, with measurements on this machine. Writes one HTML page: contents and a summary; for each part a
 figure, conclusions, tables and the commands that ran.
 
-    make chapter
-    python3 dev/chapter/chapter.py --train-gpt ./train_gpt --out runs/chapter [--quick]
+    make playbook
+    python3 dev/playbook/playbook.py --train-gpt ./train_gpt --out runs/playbook [--quick]
 """
 import argparse
 import base64
@@ -18,7 +18,7 @@ from measure import SECTIONS, Failed, fail, measure
 try:
     from figures import html_table, number, plural, pyplot
 except ImportError as error:
-    sys.exit(f"chapter: {error}: pip install matplotlib, or apt install python3-matplotlib")
+    sys.exit(f"playbook: {error}: pip install matplotlib, or apt install python3-matplotlib")
 import parts_batch
 import parts_formats
 import parts_parallel
@@ -133,7 +133,7 @@ def main():
     for precision in ("bf16", "fp16"):
         parser.add_argument(f"--{precision}", metavar="PROGRAM",
                             help=f"a trainer built with PRECISION={precision}, for the parts that need one")
-    parser.add_argument("--out", default="runs/chapter", metavar="FOLDER",
+    parser.add_argument("--out", default="runs/playbook", metavar="FOLDER",
                         help="folder for report.html, a PNG per figure and results.json (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="small runs: two to three minutes in total")
     options = parser.parse_args()

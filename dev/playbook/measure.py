@@ -1,6 +1,6 @@
 """Runs `./train_gpt plan` and `./train_gpt train` and returns their numbers as JSON-compatible objects.
 
-Each function in SECTIONS measures one part of the report. chapter.py writes the report.
+Each function in SECTIONS measures one part of the report. playbook.py writes the report.
 """
 import array
 import copy
@@ -485,7 +485,7 @@ def failures(trainer, size):
             {"why": f"no --{precision} PROGRAM was given"} for name, (precision, measured) in DEMONSTRATIONS.items()}
 
 
-FP8_QUALITY = ROOT / "dev/chapter/fp8_quality.json"
+FP8_QUALITY = ROOT / "dev/playbook/fp8_quality.json"
 
 
 def fp8_quality(trainer, size):
@@ -549,7 +549,7 @@ def measure(program, quick, programs):
     """Measures all parts. Returns {"about": ..., section: {"results": ..., "commands": [...]}, ...}. `programs`: paths
     of trainers in other precisions, by name, or None."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gpt_chapter_") as folder:
+    with tempfile.TemporaryDirectory(prefix="gpt_playbook_") as folder:
         write_text(os.path.join(folder, TEXT), 1000)
         write_text(os.path.join(folder, FEW_WORDS), 20)
         trainer = Trainer(program, folder, "./train_gpt")
@@ -565,7 +565,7 @@ def measure(program, quick, programs):
         results = {}
         for number, section in enumerate(SECTIONS, 1):
             name = section.__name__
-            print(f"chapter: {number}/{len(SECTIONS)} {name.replace('_', ' ')} ... ({time.monotonic() - began:.0f} s)",
+            print(f"playbook: {number}/{len(SECTIONS)} {name.replace('_', ' ')} ... ({time.monotonic() - began:.0f} s)",
                   file=sys.stderr)
             Trainer.commands = []
             results[name] = {"results": section(trainer, size), "commands": Trainer.commands}

@@ -338,7 +338,7 @@ def fp8_quality(results, about):
     texts += [ended(result, f"With {name}", f"{REFERENCE}'s") for name, result in formats_.items()]
     return Section(
         "FP8 over whole runs", [" ".join(texts), NANOCHAT], quality_figure(whole),
-        f"Measured by dev/chapter/fp8_quality.py, {made['date']}.",
+        f"Measured by dev/playbook/fp8_quality.py, {made['date']}.",
         html_table(["format", f"last validation loss{RESULT_HEAD[0]}", *RESULT_HEAD[1:]],
                    [result_row(name, result) for name, result in kinds.items()]),
         [("Quality of FP8", "can diverge; large runs have used it successfully",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests the report's conclusions with invented measurements of an idle and of a busy machine.
 
-    python3 dev/chapter/test_report.py
+    python3 dev/playbook/test_report.py
 """
 import json
 import os

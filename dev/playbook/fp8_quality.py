@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Trains in BF16 and FP8 with several seeds and writes the validation losses into one file, for make chapter.
+"""Trains in BF16 and FP8 with several seeds and writes the validation losses into one file, for make playbook.
 
-    python3 dev/chapter/fp8_quality.py --train-gpt build/gpu-bf16/train_gpt --out fp8_quality.json
+    python3 dev/playbook/fp8_quality.py --train-gpt build/gpu-bf16/train_gpt --out fp8_quality.json
 """
 import argparse
 import json
