@@ -1,10 +1,20 @@
-# Build and run
+# gpt.cu
 #   make                 build ./train_gpt for this machine
 #   make run             train a small GPT on Shakespeare; DATA=FILE: on that text
 #   make test            run the tests; ONLY="kernels,plan": by name prefix
+#   make dev             compile faster while changing kernels: build/dev/train_gpt
+#   make debug           build/debug/train_gpt, for gdb
+#   make kernels         each layer from naive to final kernel; KERNEL=matmul: one
+#   make inspect         profile and race-check on the CPU; FILE=mine.cu: your own
+#   make puzzle          write kernels: the next of twenty puzzles; P=7: puzzle 7
+#   make fork            train another model, such as F=llama, in a copy
+#   make book            the code with notes: build/book/index.html
+#   make playbook        claims of the Ultra-Scale Playbook, measured here
+#   make bench           speed on this CPU, and PyTorch's if it is installed
+#   make gpu-kit         a folder with tests and benchmarks for a GPU node without root
 #   make clean           delete build/ and ./train_gpt
-#   make help            print this list
-#
+#   make help-all        all commands and variables
+
 # Variables of every command
 #   DEVICE=gpu|cpu       default: gpu if nvcc and a GPU are found
 #   PRECISION=bf16|fp16|fp32  default: BF16 if this machine is fast with it
@@ -13,6 +23,7 @@
 #   CXX, CPPFLAGS, CXXFLAGS, LDFLAGS  compiler and additional flags
 #   MARCH=native         -march=native, the default
 #   ONEDNN=no            build without oneDNN
+#   PYTHON=python3       for books, reports and their tests: build/venv/bin/python, say
 
 SHELL = /bin/bash
 .DEFAULT_GOAL := all
@@ -173,7 +184,7 @@ build/gpu-%/flags: COMMAND = $(GPU_COMMAND)
 	$(CXX) $(CPU_FLAGS) $(VECTORS) $(USER_CXX) -c $< -o $@
 FORCE:
 
-.PHONY: all setup run test help clean FORCE
+.PHONY: all setup run test help help-all clean FORCE
 all: setup $(BUILD)/train_gpt
 	@ln -sf $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt: $(DEVICE) build in $(PRECISION) ($(DEVICE_REASON); $(PRECISION_REASON))"
@@ -209,7 +220,10 @@ test:
 clean:
 	rm -rf build train_gpt
 
+# The first comment, and with help-all also the second and that of dev/Makefile.
 help:
-	@for file in Makefile dev/Makefile; do sed '/^$$/q; s/^# \{0,1\}//' $$file; done
+	@sed '/^$$/q; s/^# \{0,1\}//' Makefile
+help-all: help
+	@sed '1,/^$$/d; /^SHELL/q; s/^# \{0,1\}//' Makefile | sed '$$d'; sed '/^$$/q; s/^# \{0,1\}//' dev/Makefile
 
 include dev/Makefile
