@@ -36,6 +36,7 @@ READ_PAGE = """() => {
     const width = e => e.getBoundingClientRect().width, text = id => document.getElementById(id).textContent;
     return {
         figures: all("data[data-key]", e => [e.dataset.key, e.getAttribute("value"), e.innerHTML]),
+        shares: all("#categories tr", e => e.cells[3].textContent),
         tensors: all("#tensors tr", e => [...e.cells].map(cell => cell.textContent.trim())),
         bars: Object.fromEntries(all(".mode", mode => [mode.dataset.mode, {
             all: width(mode.querySelector(".stack")), limit: width(mode.querySelector(".limit")),
@@ -153,6 +154,12 @@ def compare_tensors(page, record):
             yield f"{tensor['name']}: {rows.get(tensor['name'])}, plan says {want}"
 
 
+def compare_shares(page, record):
+    want = [f"{100 * record['bytes'][name] / record['gpu_memory']:.1f} %" for name in CATEGORIES]
+    if page["shares"] != want:
+        yield f"shares of the GPU's memory: {page['shares']}, plan says {want}"
+
+
 def compare_bars(page, record):
     bar = page["bars"][record["recompute"]]
     for name in CATEGORIES:
@@ -173,7 +180,7 @@ def one_setting(page, train_gpt, rejected=False):
     elif shown["error"] or rejected:
         yield f"plan accepts this, the page says '{shown['error']}'"
     else:
-        for compare in (compare_figures, compare_tensors, compare_bars):
+        for compare in (compare_figures, compare_tensors, compare_shares, compare_bars):
             yield from compare(shown, record)
 
 
