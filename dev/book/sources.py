@@ -81,7 +81,9 @@ class Section:
             words, colour = figures.get((self.file, line), ("", ""))
             data = f' class="{colour}" data-f="{html.escape(words)}"' if words else ""
             mark = f"<a class=mark href=#n-{id_}></a>" if line in notes else ""
-            rows.append(f"<p id={id_}{data}>{mark}{self.sources.highlighted[self.file][line - 1]}</p>")
+            text = self.lines[line - 1]
+            indent = f" style=--i:{len(text) - len(text.lstrip())}" if text.startswith(" ") else ""
+            rows.append(f"<p id={id_}{data}{indent}>{mark}{self.sources.highlighted[self.file][line - 1]}</p>")
         return f'<div class="{kind}" style="counter-reset:n {first}">{"".join(rows)}</div>' if rows else ""
 
 

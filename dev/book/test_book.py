@@ -32,6 +32,12 @@ READ_PAGE = """() => {
             .filter(([title, note]) => !note).map(([title]) => title),
         loaded: performance.getEntriesByType("resource").map(each => each.name)};
 }"""
+# The smallest distance of a wrapped line from the left edge of the code column, in pixels.
+WRAPPED = """() => Math.min(...[...document.querySelectorAll(".code p")].map(p => {
+    const range = document.createRange(), box = p.getBoundingClientRect();
+    range.selectNodeContents(p);
+    return Math.min(...[...range.getClientRects()].filter(r => r.top > box.top + 12).map(r => r.left)) - box.left;
+}))"""
 
 
 def build(root=ROOT, *more, program=None, out="book.html", python=(sys.executable,)):
@@ -44,12 +50,14 @@ def test_page():
     expect(done.returncode == 0, "all notes, names, numbers and links match the program", done.stderr)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto(f"file://{out}", timeout=300_000)
         for width in (390, 900, 1600):
-            page = browser.new_page(viewport={"width": width, "height": 844})
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-            page.goto(f"file://{out}")
+            page.set_viewport_size({"width": width, "height": 844})
             expect(page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{width} pixels wide: it fits")
+            expect(page.evaluate(WRAPPED) > 60, f"{width} pixels wide: wrapped lines of code are indented")
         found = page.evaluate(READ_PAGE)
         browser.close()
     library = Library(ROOT)
