@@ -11,6 +11,7 @@ Markdown and of lines that begin with @:
     @figure NAME                    a picture that figures.py draws
     @question TEXT                  what follows is its folded answer
     @text                           what follows belongs to no line
+    @checks                         the questions of dev/explorer/index.html with folded verdicts
     @let NAME = EXPRESSION          a name for expressions
 
 {{expression:format}} is a number from JSON: plan("FLAGS") is the output of ./train_gpt plan --json, `chapter` is
@@ -152,6 +153,25 @@ class Book:
         page = "".join(section.html(notes.get(file, {}), self.figures) for section in chosen)
         return page + self.attempt(where, "steps", lambda: self.sources.comparisons(file), "")
 
+    def checks(self, where):
+        page = (ROOT / "dev/explorer/index.html").read_text()
+        introduction, *checks = re.search(r'id="checks">\n(.*?)\n</script>', page, re.S)[1].split("\n\n")
+        command = re.search(r"`./train_gpt plan (.*?)`", introduction)[1]
+
+        def plan7b(name, flags=""):
+            record = self.numbers.plan(f"{command} {flags}")
+            return {**record, **record["bytes"], **record["flops_per_token"]}[name]
+        self.names["plan7b"] = plan7b
+        parts = ["<h3>Nine checks</h3>", self.text(introduction, where)]
+        for i, check in enumerate(checks, 1):
+            question, *rest = re.split(r"^([-+=]) ", check, flags=re.M)
+            *answers, verdict = rest[1::2]
+            listed = "".join(f"<li>{self.markdown(answer, where)[3:-4]}" for answer in answers)
+            verdict = f"**{'ABCD'[rest.index('+') // 2]}.** {verdict}"
+            parts.append(f"<div class=check>{self.markdown(f'{i}&#46; {question}', where)}<ol>{listed}</ol><details>"
+                         f"<summary>Answer</summary>{self.text(verdict, where)}</details></div>")
+        return "".join(parts)
+
     def chapter(self, index, path):
         head, *rest = re.split(r"^@(?!figure)(\w+) ?(.*)\n", path.read_text(), flags=re.M)
         title, _, introduction = head.partition("\n")
@@ -170,8 +190,9 @@ class Book:
             if kind == "question":
                 parts.append(f"<details class=question><summary>{self.markdown(argument, where)[3:-4]}</summary>"
                              f"{self.text(body, where)}</details>")
-            elif kind in ("code", "let", "text"):
-                parts += [self.code(argument, notes, where) if kind == "code" else "", self.text(body, where)]
+            elif kind in ("code", "checks", "let", "text"):
+                parts += [self.code(argument, notes, where) if kind == "code" else "",
+                          self.checks(where) if kind == "checks" else "", self.text(body, where)]
             elif kind != "at":
                 self.problems.append(f"{where}: unknown directive")
         return "".join(parts)

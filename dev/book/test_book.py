@@ -27,6 +27,7 @@ READ_PAGE = """() => {
     return {
         lines: all(".code p", e => [e.id, e.textContent]), links: all("a[href]", e => e.getAttribute("href")),
         ids: all("[id]", e => e.id), pictures: all("figure", e => e.querySelectorAll("svg").length),
+        checks: all(".check", e => [e.querySelectorAll("ol li").length, e.querySelectorAll("details").length]),
         silent: all("section", e => [e.querySelector("h2").textContent,
             [...e.querySelectorAll(".banner, .note, .text")].some(note => note.textContent.trim())])
             .filter(([title, note]) => !note).map(([title]) => title),
@@ -71,6 +72,7 @@ def test_page():
     expect_equal(len(set(found["ids"])), len(found["ids"]), "ids are unique")
     expect_equal(found["silent"], [], "each section has a note")
     expect_equal(set(found["pictures"]), {1}, "each figure has a picture")
+    expect_equal(found["checks"], [[4, 1]] * 9, "nine checks have four answers and a verdict")
     expect_equal([*found["loaded"], *errors], [], "nothing is loaded from outside; no console errors")
     expect(out.stat().st_size < 3e6, "the page is smaller than 3 MB", f"{out.stat().st_size / 1e6:.2f} MB")
 

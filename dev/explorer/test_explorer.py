@@ -4,14 +4,16 @@
     python3 dev/explorer/test_explorer.py --train-gpt ./train_gpt
 
 Opens index.html in headless Chromium with settings in its address, runs the plan command that the page shows, and
-compares every number on the page with plan's: its exact value, its text, and the length of the bars. The page must
-show an error for settings that plan rejects. Needs playwright (pip install playwright) and a Chromium (apt install
-chromium).
+compares every number on the page with plan's: its exact value, its text, and the length of the bars; also the numbers
+of the questions. The page must show an error for settings that plan rejects. Needs playwright (pip install playwright)
+and a Chromium (apt install chromium).
 """
 import argparse
+import functools
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import subprocess
@@ -221,6 +223,36 @@ def controls(page):
         yield f"controls without a label: {unnamed}"
 
 
+def nine_checks(page, train_gpt):
+    """Checks the questions: all numbers are plan's, one of four answers is right, and a click shows the verdict."""
+    text = page.text_content("#checks")
+    command = re.search(r"`(.*?)`", text)[1]
+    run = functools.cache(lambda flags: run_plan(train_gpt, f"{command} {flags}")[1])
+
+    def plan7b(name, flags=""):
+        return {**run(flags), **run(flags)["bytes"], **run(flags)["flops_per_token"]}[name]
+    for code, form, shown in page.eval_on_selector_all("data[data-code]", """all => all.map(e =>
+            [e.dataset.code, e.dataset.format, e.textContent])"""):
+        if (want := format(eval(code, {"plan7b": plan7b}), "," + form)) != shown:
+            yield f"{code}: {shown}, plan says {want}"
+    if typed := re.findall(r"(?<![\w.])\d[\d.,]*(?!\w)", re.sub(r"\{\{.*?\}\}|`.*?`", "", text, flags=re.S)):
+        yield f"numbers without an expression: {typed}"
+    questions = page.locator(".check")
+    if questions.count() != 9:
+        yield f"{questions.count()} questions"
+    for i, question in enumerate(questions.all(), 1):
+        buttons, verdict, rights = question.locator("button"), question.locator("p").last, 0
+        seen = verdict.is_visible()
+        for button in buttons.all():
+            button.click()
+            right = verdict.text_content().startswith(f"Right: {button.text_content()[:2]}")
+            rights += right
+            if button.get_attribute("class") != ("right" if right else "wrong"):
+                yield f"question {i}: an answer has the wrong colour"
+        if seen or not verdict.is_visible() or buttons.count() != 4 or rights != 1:
+            yield f"question {i}: {buttons.count()} answers, {rights} right, verdict visible before a click: {seen}"
+
+
 def check(page, name, problems):
     problems = list(problems)
     expect(not problems, name, "\n       ".join(["", *problems[:5], page.text_content("#plan-command")]))
@@ -246,6 +278,7 @@ def check_settings(page, show, train_gpt, count, seed):
     check(page, "presets and sliders", presets(page, train_gpt, models))
     check(page, "controls that exclude each other", exclusions(page, show))
     show(setting())
+    check(page, "nine checks", nine_checks(page, train_gpt))
     check(page, "controls", controls(page))
     moved = page.evaluate(READ_PAGE)
     page.reload()
