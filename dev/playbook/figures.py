@@ -1,7 +1,8 @@
-"""Used by all parts of the report: sentences about ratios, and the style of figures."""
+"""Used by all parts of the report: claims with their verdicts, texts of numbers, and the style of figures."""
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import matplotlib
 matplotlib.use("Agg")       # draws into files and needs no display
@@ -12,33 +13,84 @@ from matplotlib.patches import Patch
 from measure import conclusive      # which adds dev/ to sys.path
 from tables import html_table, number, percent, plural, size   # the parts import them from here
 
-CHAPTER_COLOR = "#c0392b"   # every figure shows the chapter's values in red, with dashed lines
+CHAPTER_COLOR = "#c0392b"   # every figure shows the playbook's values in red, with dashed lines
 BLUE, ORANGE, GREEN, RED, TEAL, PURPLE, GREY = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1",
                                                 "#9c9c9c")
 CATEGORIES = {"weights": BLUE, "master": "#86b4d8", "adam_m": PURPLE, "adam_v": "#d4a6c8", "gradients": ORANGE,
               "buffers": "#edc948", "activations": "#9bc796", "workspace": GREY, "cuda": "#d0d0d0"}
 MODE_COLORS = {"none": BLUE, "selective": ORANGE, "full": GREEN}
 
-pyplot.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
+pyplot.rcParams.update({"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False,
                         "axes.grid": True, "grid.alpha": 0.25, "axes.axisbelow": True, "legend.frameon": False,
-                        "legend.fontsize": 8, "figure.dpi": 130, "figure.constrained_layout.use": True})
+                        "legend.fontsize": 9, "figure.dpi": 130, "figure.constrained_layout.use": True})
+
+
+# ---- claims
+
+AGREES, DISAGREES, UNCLEAR, NOT_JUDGED = "agrees", "disagrees", "no conclusion", "–"
+# Losses are the same if their relative difference is smaller than this. Rounding causes less within these few steps;
+# different data or a missing gradient causes more.
+ONE_CURVE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
+
+
+class Claim(NamedTuple):
+    """A row of the summary and of its section's first table."""
+    what: str
+    chapter: str        # what the playbook states
+    here: str           # the value on this machine, and whether it is planned or measured
+    verdict: str = NOT_JUDGED
 
 
 @dataclass
 class Section:
     title: str
+    claims: list
     texts: list                 # paragraphs
     figure: object = None
     caption: str = ""           # of the figure
     tables: str = ""            # HTML
-    rows: list = field(default_factory=list)    # rows of the summary: (name, the chapter's value, the value here)
 
 
 def left_out(title, why):
-    return Section(title, [f"This part was skipped: {why}."])
+    return Section(title, [], [f"This part was skipped: {why}."])
 
 
-# ---- numbers and sentences
+def judged(holds):
+    return AGREES if holds else DISAGREES
+
+
+def more(ratio):
+    return ratio > 1
+
+
+def fewer(ratio):
+    return ratio < 1
+
+
+def ratio_claim(what, chapter, ratios, holds, each):
+    """Returns a claim about repeated ratios, one for each of `each` ("rounds", "seeds"). `holds` says whether their
+    median agrees with the playbook."""
+    low, middle, high = (signed(of(ratios or [1]) - 1) for of in (min, statistics.median, max))
+    return Claim(what, chapter, f"{middle} ({each} {low} to {high}, measured)",
+                 judged(holds(statistics.median(ratios))) if conclusive(ratios) else UNCLEAR)
+
+
+def same_losses(what, runs, precision):
+    """Returns a claim that runs have the same losses in the steps that all of them have."""
+    difference = max(abs(a / b - 1) for losses in runs for a, b in zip(losses, runs[0]))
+    return Claim(what, "the same result", f"losses within {difference:.0e} of each other (measured)",
+                 judged(difference <= ONE_CURVE[precision]))
+
+
+def close(values, expected, tolerance):
+    return all(abs(a / b - 1) <= tolerance for a, b in zip(values, expected, strict=True))
+
+
+# ---- numbers as texts
+
+def joined(values, text=number):
+    return " / ".join(text(value) for value in values)
+
 
 def share(x):
     """Returns a fraction as a percentage with two significant digits and at most four decimals."""
@@ -51,11 +103,6 @@ def signed(x):
     return ("-" if x < 0 else "+") + share(abs(x))
 
 
-def less(a, b):
-    """Returns by how much a is smaller than b, as a percentage."""
-    return percent(1 - a / b)
-
-
 def spread(values, text=number):
     """Returns the median and, if there are several values, the range."""
     if not values:
@@ -64,27 +111,11 @@ def spread(values, text=number):
     return f"{middle} ({text(min(values))} to {text(max(values))})" if len(values) > 1 else middle
 
 
-def effects(ratios):
-    """Returns the smallest, median and largest effect as texts."""
-    return [signed(of(ratios) - 1) for of in (min, statistics.median, max)]
-
-
-def concluded(ratios, conclusion, subject, each="rounds"):
-    """Returns `conclusion` if the measured ratios support it, otherwise a sentence that says why they do not."""
-    if conclusive(ratios):
-        return conclusion
-    if len(ratios) < 2:
-        return f"No conclusion about {subject}: there was only one {each.removesuffix('s')}."
-    low, middle, high = effects(ratios)
-    return (f"No conclusion about {subject}: the range of the {each}, {low} to {high}, is larger than their median "
-            f"effect, {middle}.")
-
-
 # ---- figures
 
-def panels(rows, columns, height, width=10.5, **more):
+def panels(rows, columns, height, width=10.5, **more_):
     """Returns a figure and its axes, with space for titles between the rows."""
-    figure, axes = pyplot.subplots(rows, columns, figsize=(width, height), **more)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(width, height), **more_)
     figure.get_layout_engine().set(hspace=0.06)
     return figure, axes
 
@@ -113,7 +144,7 @@ def category_entries(categories):
     return entries({name: CATEGORIES[name] for name in categories})
 
 
-def chapter_entry(label="chapter"):
+def chapter_entry(label="playbook"):
     return entry(label, CHAPTER_COLOR, "--")
 
 
@@ -122,13 +153,8 @@ def legend_below(figure, handles, rows=1):
 
 
 def chapter_mark(axis, x, y, half):
-    """Draws the chapter's value across one bar."""
+    """Draws the playbook's value across one bar."""
     axis.plot([x - half, x + half], [y, y], color=CHAPTER_COLOR, linestyle="--", linewidth=1.4)
-
-
-def chapter_line(axis, y, text=""):
-    axis.axhline(y, color=CHAPTER_COLOR, linestyle="--", linewidth=1.2)
-    axis.text(0.02, y, text, transform=axis.get_yaxis_transform(), color=CHAPTER_COLOR, va="bottom", fontsize=8)
 
 
 def named_ticks(axis, names, **style):
@@ -148,13 +174,3 @@ def doubling_ticks(axis, values, label):
 def whiskers(axis, x, middle, values):
     """Draws the range of repeated measurements on top of a bar."""
     axis.errorbar(x, middle, [[max(0, middle - min(values))], [max(0, max(values) - middle)]], color="0.2", capsize=4)
-
-
-def loss_curves(axis, losses, title):
-    """Draws losses by step, {label: values}. Later curves have smaller markers, as the curves should coincide."""
-    for i, (label, values) in enumerate(losses.items()):
-        axis.plot(range(1, len(values) + 1), values, marker="osD^"[i % 4], markersize=7 - 1.3 * i, linewidth=1,
-                  alpha=0.8, label=label)
-    axis.set(title=title, xlabel="step")
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.legend(fontsize=8)

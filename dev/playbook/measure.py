@@ -62,6 +62,7 @@ WORK = {    # a column for each device
     "batches": [[512, 2048, 8192], [512 << i for i in range(7)], [512 << i for i in range(7)]],     # tokens per step
     "batch_tokens": [1 << 16, 1 << 19, 1 << 21],    # of each run that compares batches
     "batch_micro": [8, 8, 64],              # their largest micro-batch; a CPU is hardly faster with more than 8
+    "duration": ["3 to 11 minutes on 2 CPU cores", "25 to 50 minutes on 2 CPU cores", "an estimated 20 minutes"],
 }
 MIN_STEPS, MAX_STEPS, WARM_UP = 3, 60, 1    # the first step includes set-up and is not counted
 SEEDS = (1, 2, 3)                           # of each demonstration
@@ -441,61 +442,71 @@ def demonstration(program, data, options, kinds, keys, seeds=SEEDS):
     return results
 
 
-def small_runs(program, size, kinds, key, **options):
-    options = {**BARE, **setup_of(size, **size.demo), **options}
-    return demonstration(program, os.path.join(program.folder, FEW_WORDS), options, kinds, ["loss", key])
+def kinds_of(option, *values, **common):
+    """Returns {value: options} of runs that differ in one option."""
+    return {value: {option: value, **common} for value in values}
 
 
-def without_master(program, size):
-    kinds = {kind: {"master_weights": kind} for kind in ("fp32", "none")}
-    return {"rates": {str(lr): small_runs(program, size, kinds, "unchanged", steps=size.demo_steps, lr=lr)
-                      for lr in DEMO_RATES}}
-
-
-def with_many_tokens(program, size, kinds, key):
-    """Runs with many tokens per step. The mean loss over more tokens has smaller gradients."""
-    tokens, steps = size.demo_parts * size.demo["micro_batch"] * size.demo["seq_len"], size.demo_part_steps
-    return {"tokens": tokens,
-            "kinds": small_runs(program, size, kinds, key, steps=steps, total_batch=tokens, lr=size.demo_part_rate,
-                                eval_every=max(1, steps // 10), val_fraction=0.1, eval_sequences=4)}
-
-
-def without_loss_scaling(program, size):
-    kinds = {kind: {"loss_scaling": kind} for kind in ("dynamic", "none")}
-    return with_many_tokens(program, size, kinds, "zero_gradients")
-
-
-def without_fp8_scales(program, size):
-    kinds = {"bf16": {"matmul": "plain"},
-             **{kind: {"matmul": "fp8", "fp8_scaling": kind} for kind in ("delayed", "none")}}
-    try:
-        return with_many_tokens(program, size, kinds, "fp8")
-    except Failed as error:     # for example on a GPU without FP8
-        return {"why": error.said or str(error)}
-
-
-# The precision of the trainer that each demonstration needs, and its function.
-DEMONSTRATIONS = {"master": ("bf16", without_master), "loss_scaling": ("fp16", without_loss_scaling),
-                  "fp8_scaling": ("bf16", without_fp8_scales)}
+# The precision of the trainer that each demonstration needs, what it logs, and its kinds of runs.
+DEMONSTRATIONS = {"master": ("bf16", "unchanged", kinds_of("master_weights", "fp32", "none")),
+                  "loss_scaling": ("fp16", "zero_gradients", kinds_of("loss_scaling", "dynamic", "none")),
+                  "fp8_scaling": ("bf16", "fp8", {"bf16": {"matmul": "plain"},
+                                                  **kinds_of("fp8_scaling", "delayed", "none", matmul="fp8")})}
 
 
 def failures(trainer, size):
     """Demonstrations: training without master weights, loss scaling and FP8 scales."""
-    return {name: measured(trainer.others[precision], size) if precision in trainer.others else
-            {"why": f"no --{precision} PROGRAM was given"} for name, (precision, measured) in DEMONSTRATIONS.items()}
+    tokens, steps = size.demo_parts * tokens_of(size.demo), size.demo_part_steps
+
+    def measured(name, precision, key, kinds):
+        if precision not in trainer.others:
+            return {"why": f"no --{precision} PROGRAM was given"}
+        program = trainer.others[precision]
+
+        def runs(**options):
+            return demonstration(program, os.path.join(program.folder, FEW_WORDS),
+                                 {**BARE, **setup_of(size, **size.demo), **options}, kinds, ["loss", key])
+        if name == "master":
+            return {"rates": {str(lr): runs(steps=size.demo_steps, lr=lr) for lr in DEMO_RATES}}
+        # The mean loss over many tokens has small gradients.
+        try:
+            return {"tokens": tokens, "kinds": runs(steps=steps, total_batch=tokens, lr=size.demo_part_rate,
+                                                    eval_every=max(1, steps // 10), val_fraction=0.1, eval_sequences=4)}
+        except Failed as error:     # for example on a GPU without FP8
+            if name != "fp8_scaling":
+                raise
+            return {"why": error.said or str(error)}
+    return {name: measured(name, *each) for name, each in DEMONSTRATIONS.items()}
 
 
-FP8_QUALITY = ROOT / "dev/playbook/fp8_quality.json"
+EARLIER = ROOT / "data/playbook.json"
+SHAKESPEARE = os.path.relpath(ROOT / "data/shakespeare.txt")
+REFERENCE, AGAIN = "bf16", "bf16 again"
+# AGAIN differs from REFERENCE only in the order of a step's sums: it measures the effect of rounding alone.
+WHOLE_RUNS = {REFERENCE: {"matmul": "plain"}, AGAIN: {"matmul": "plain", "micro_batch": 4, "total_batch": 1024},
+              "fp8, delayed": {"matmul": "fp8", "fp8_scaling": "delayed"},
+              "fp8, current": {"matmul": "fp8", "fp8_scaling": "current"}, "fp8-all": {"matmul": "fp8-all"}}
+# Ten million parameters, bytes as tokens. The schedule is that of make run, with a lower learning rate, as the model is
+# three times as wide.
+WHOLE_OPTIONS = {"layers": 6, "heads": 6, "channels": 384, "context": 128, "micro_batch": 8, "steps": 1500,
+                 "eval_every": 100, "lr": 1e-3, "min_lr": 1e-4, "warmup": 50, "beta2": 0.99, "eval_sequences": 0,
+                 "checkpoint_every": 0}
 
 
 def fp8_quality(trainer, size):
-    """Whole runs in FP8 and BF16, measured earlier by fp8_quality.py."""
-    return read_json(FP8_QUALITY)
+    """Whole runs in FP8 and BF16, from an earlier measurement or with --whole-runs."""
+    if not size.whole_runs:
+        return read_json(EARLIER)["fp8_quality"]["results"]
+    program = Trainer(trainer.others["bf16"].program, trainer.folder)
+    kinds = demonstration(program, SHAKESPEARE, WHOLE_OPTIONS, WHOLE_RUNS, ["val_loss"])
+    run = program.first_record
+    about = {"device": run["device"], "precision": run["precision"], "parameters": run["model"]["parameters"],
+             "date": time.strftime("%Y-%m-%d")}
+    return {"about": about, "options": WHOLE_OPTIONS, "kinds": kinds}
 
 
 # ---- batch size
 
-SHAKESPEARE = os.path.relpath(ROOT / "data/shakespeare.txt")
 SMALL = {"layers": 2, "heads": 4, "channels": 128, "context": 64}   # the model of make run
 EVALUATIONS = 8             # of a run, after equal numbers of tokens
 SEARCH_SEED = 4             # of the runs that select a learning rate; the compared runs have other seeds
@@ -545,7 +556,7 @@ SECTIONS = [batch_size, state, activations, timeline, recomputation, accumulatio
             formats, failures, fp8_quality]
 
 
-def measure(program, quick, programs):
+def measure(program, quick, programs, whole_runs):
     """Measures all parts. Returns {"about": ..., section: {"results": ..., "commands": [...]}, ...}. `programs`: paths
     of trainers in other precisions, by name, or None."""
     began = time.monotonic()
@@ -559,9 +570,10 @@ def measure(program, quick, programs):
         trainer.gpu = plan["bytes"]["cuda"] > 0     # only plans for a GPU reserve bytes for CUDA
         device = "gpu" if trainer.gpu else "cpu"
         column = DEVICES.index("quick" if quick else device)
-        size = SimpleNamespace(**{name: columns[column] for name, columns in WORK.items()})
+        size = SimpleNamespace(whole_runs=whole_runs, **{name: columns[column] for name, columns in WORK.items()})
         while size.micro_batch > 1 and not trainer.fits(**setup_of(size, recompute="none")):
             size.micro_batch //= 2
+        print(f"playbook: {len(SECTIONS)} sections, {size.duration}", file=sys.stderr)
         results = {}
         for number, section in enumerate(SECTIONS, 1):
             name = section.__name__

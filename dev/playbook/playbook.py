@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Compares the statements of the Ultra-Scale Playbook's single-GPU chapter, and of its sections about data parallelism
-and mixed precision, with measurements on this machine. Writes one HTML page: contents and a summary; for each part a
-figure, conclusions, tables and the commands that ran.
+and mixed precision, with measurements on this machine. Writes one HTML page: a summary; for each part a figure, its
+claims with verdicts, tables and the commands that ran.
 
     make playbook
     python3 dev/playbook/playbook.py --train-gpt ./train_gpt --out runs/playbook [--quick]
+    python3 dev/playbook/playbook.py --results data/playbook.json       the page of an earlier run
 """
 import argparse
 import base64
@@ -14,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from measure import SECTIONS, Failed, fail, measure
+from measure import SECTIONS, Failed, fail, measure, read_json
 try:
     from figures import html_table, number, plural, pyplot
 except ImportError as error:
@@ -24,15 +25,19 @@ import parts_formats
 import parts_parallel
 import parts_single
 
+# On a phone a figure keeps its width and scrolls in its box, as its type would be too small.
 STYLE = """
 body { font: 16px/1.55 Georgia, serif; color: #222; max-width: 1080px; margin: 2em auto; padding: 0 1.2em; }
 h1, h2, th, td, figcaption, summary, pre { font-family: system-ui, sans-serif; }
 h1 { margin-bottom: .2em } h2 { margin-top: 2.4em; border-top: 1px solid #ddd; padding-top: .8em }
-img { max-width: 100%; } figure { margin: 1em 0; } figcaption { font-size: 13px; color: #555; }
-table { border-collapse: collapse; font-size: 12.5px; margin: .8em 0; } .scroll { overflow-x: auto; }
+figure { margin: 1em 0; } figcaption { font-size: 13px; color: #555; } img { display: block; width: 100%; }
+table { border-collapse: collapse; font-size: 13px; margin: .8em 0; } .scroll { overflow-x: auto; }
+@media (max-width: 900px) { figure.wide img { width: 900px; } figure.wide figcaption::before {
+    content: "Scroll the figure sideways. "; font-weight: 600; } }
 th, td { padding: .3em .65em; border-bottom: 1px solid #e3e3e3; text-align: right; vertical-align: top; }
-th { background: #f5f5f3; font-weight: 600; } td { white-space: nowrap; } .summary td { white-space: normal; }
-th:first-child, td:first-child, .summary td, .summary th { text-align: left; }
+th { background: #f5f5f3; font-weight: 600; } td { white-space: nowrap; }
+.claims td { white-space: normal; min-width: 7em; } .claims td:last-child { min-width: 0; font-weight: 600; }
+th:first-child, td:first-child, .claims td, .claims th { text-align: left; }
 details { margin: .6em 0; } summary { font-size: 13px; color: #555; cursor: pointer; }
 pre { font-family: monospace; font-size: 11.5px; background: #f7f7f5; padding: .8em; white-space: pre-wrap; }
 .facts, .source, nav { font-family: system-ui, sans-serif; font-size: 14px; color: #444; }
@@ -40,22 +45,24 @@ nav ol { columns: 2 20em; padding-left: 1.6em; } .source { margin-top: -.6em; }
 """
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>The single-GPU chapter, on {device}</title>
+<title>The Playbook's claims, on {device}</title>
 <style>{style}</style></head><body>
-<h1>The single-GPU chapter, on this machine</h1>
+<h1>The Playbook's claims, on this machine</h1>
 <p class=facts>{facts}</p>
 <p>This page compares statements of the <a href="{playbook}">Ultra-Scale Playbook</a> with what <code>./train_gpt</code>
 does here: training on one GPU, then data and tensor parallelism and formats of 16 and 8 bits. <em>Planned</em> values
 come from <code>./train_gpt plan</code>, which computes exactly what a run allocates. <em>Measured</em> values come
-from runs on the device above. In every figure a red dashed line shows the chapter's value.</p>
+from runs on the device above. A verdict on repeated measurements is <em>no conclusion</em> if their range is larger than
+the distance of their median from no effect. A percentage names what it is a percentage of; one with a sign is a
+difference from the value that the claim names. In every figure a red dashed line shows the playbook's value.</p>
 <nav><ol>{contents}</ol></nav>
 <h2 id=summary>Summary</h2>
-<div class="summary">{summary}</div>
+{summary}
 {parts}
 </body></html>
 """
 PLAYBOOK = "https://huggingface.co/spaces/nanotron/ultrascale-playbook"
-SOURCES = {     # the chapter's section for each part; its address is the title in lower case
+SOURCES = {     # the playbook's section for each part; its address is the title in lower case
     "batch_size": "First steps: training on one GPU",
     "state": "Memory usage in Transformers", "activations": "Activations memory",
     "timeline": "Profiling the memory usage", "recomputation": "Activation recomputation",
@@ -88,18 +95,23 @@ def facts(results):
     return "<br>".join(html.escape(line) for line in lines)
 
 
+def claims_html(claims):
+    return f'<div class=claims>{html_table(["claim", "playbook", "here", "verdict"], claims)}</div>' if claims else ""
+
+
 def part_html(number_, name, section, commands, folder):
     """Returns one part of the page; writes its figure to the folder."""
     title, source = html.escape(section.title), SOURCES[name]
     body = [f"<h2 id=s{number_}>{number_}. {title}</h2>",
             f'<p class=source>In the playbook: <a href="{PLAYBOOK}?section={source.lower().replace(" ", "_")}">{source}'
-            "</a></p>"]
+            "</a></p>", claims_html(section.claims)]
     if section.figure:
         path = folder / f"{number_}_{name}.png"
         section.figure.savefig(path)
+        wide = " class=wide" if section.figure.get_figwidth() > 7 else ""
         pyplot.close(section.figure)
         data = base64.b64encode(path.read_bytes()).decode()
-        body.append(f'<figure><img alt="{title}" src="data:image/png;base64,{data}">'
+        body.append(f'<figure{wide}><div class=scroll><img alt="{title}" src="data:image/png;base64,{data}"></div>'
                     f"<figcaption>{html.escape(section.caption)}</figcaption></figure>")
     body += [f"<p>{html.escape(text)}</p>" for text in section.texts]
     body.append(section.tables)
@@ -110,18 +122,17 @@ def part_html(number_, name, section, commands, folder):
 
 
 def write_report(results, folder):
-    """Writes report.html and the figures; returns the path of the page."""
+    """Writes report.html and the figures of the parts that were measured; returns the path of the page."""
     about, parts, summary, contents = results["about"], [], [], []
-    for number_, name in enumerate((measured.__name__ for measured in SECTIONS), 1):
-        section = drawn(name, results[name]["results"], about)
-        summary += [(f"{what} ({number_})", theirs, ours) for what, theirs, ours in section.rows]
+    for name in (measured.__name__ for measured in SECTIONS if measured.__name__ in results):
+        section, number_ = drawn(name, results[name]["results"], about), len(parts) + 1
+        summary += [claim._replace(what=f"{claim.what} ({number_})") for claim in section.claims]
         contents.append(f"<li><a href=#s{number_}>{html.escape(section.title)}</a></li>")
         parts.append(part_html(number_, name, section, results[name]["commands"], folder))
     path = folder / "report.html"
     path.write_text(PAGE.format(device=html.escape(about["device"]), style=STYLE, facts=facts(results),
-                                playbook=PLAYBOOK, contents="".join(contents),
-                                summary=html_table(["", "chapter", "here"], summary), parts="\n".join(parts)),
-                    encoding="utf-8")
+                                playbook=PLAYBOOK, contents="".join(contents), summary=claims_html(summary),
+                                parts="\n".join(parts)), encoding="utf-8")
     return path
 
 
@@ -135,16 +146,23 @@ def main():
                             help=f"a trainer built with PRECISION={precision}, for the parts that need one")
     parser.add_argument("--out", default="runs/playbook", metavar="FOLDER",
                         help="folder for report.html, a PNG per figure and results.json (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="small runs: two to three minutes in total")
+    parser.add_argument("--quick", action="store_true", help="small runs: 3 to 10 minutes on 2 CPU cores")
+    parser.add_argument("--whole-runs", action="store_true", help="also measure whole runs in FP8 (needs --bf16): about 3 "
+                        "core hours; without it the report copies them from data/playbook.json")
+    parser.add_argument("--results", metavar="FILE", help="results.json of an earlier run: writes only its page")
     options = parser.parse_args()
 
     try:
         os.makedirs(options.out, exist_ok=True)
+        results = read_json(options.results) if options.results else None
     except OSError as error:
-        fail(f"--out {options.out}: {error.strerror}; expected a folder that can be written")
-    programs = {name: getattr(options, name) for name in ("bf16", "fp16")}
-    results = measure(options.train_gpt, options.quick, programs)
-    Path(options.out, "results.json").write_text(json.dumps(results))
+        fail(f"{error.filename}: {error.strerror}; expected --out FOLDER that can be written, --results FILE that exists")
+    if not results:
+        programs = {name: getattr(options, name) for name in ("bf16", "fp16")}
+        if options.whole_runs and not options.bf16:
+            fail("--whole-runs: expected also --bf16 PROGRAM")
+        results = measure(options.train_gpt, options.quick, programs, options.whole_runs)
+        Path(options.out, "results.json").write_text(json.dumps(results))
     print(write_report(results, Path(options.out)))
 
 
