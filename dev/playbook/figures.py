@@ -51,28 +51,17 @@ class Section:
     tables: str = ""            # HTML
 
 
-def left_out(title, why):
-    return Section(title, [], [f"This part was skipped: {why}."])
-
-
 def judged(holds):
     return AGREES if holds else DISAGREES
 
 
-def more(ratio):
-    return ratio > 1
-
-
-def fewer(ratio):
-    return ratio < 1
-
-
-def ratio_claim(what, chapter, ratios, holds, each):
+def ratio_claim(what, chapter, ratios, each, holds=None):
     """Returns a claim about repeated ratios, one for each of `each` ("rounds", "seeds"). `holds` says whether their
-    median agrees with the playbook."""
-    low, middle, high = (signed(of(ratios or [1]) - 1) for of in (min, statistics.median, max))
-    return Claim(what, chapter, f"{middle} ({each} {low} to {high}, measured)",
-                 judged(holds(statistics.median(ratios))) if conclusive(ratios) else UNCLEAR)
+    median agrees with the playbook; without it `chapter` begins with "higher" or "lower"."""
+    low, middle, high = (of(ratios or [1]) for of in (min, statistics.median, max))
+    agrees = holds(middle) if holds else middle > 1 if chapter.startswith("higher") else middle < 1
+    return Claim(what, chapter, f"{signed(middle - 1)} ({each} {signed(low - 1)} to {signed(high - 1)}, measured)",
+                 judged(agrees) if conclusive(ratios) else UNCLEAR)
 
 
 def same_losses(what, runs, precision):

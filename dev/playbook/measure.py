@@ -4,6 +4,7 @@ Each function in SECTIONS measures one part of the report. playbook.py writes th
 """
 import array
 import copy
+import itertools
 import json
 import math
 import os
@@ -205,11 +206,11 @@ def activations_of(plan):
 def state(trainer, size):
     """Memory by category of large models with one sequence per micro-batch, in each precision."""
     wanted = ("parameters", "bytes", "seq_len", "bytes_per_parameter", "max_micro_batch", "gpu_memory")
-    plans = {model: {name: trainer.plan(model=model, micro_batch=1, precision=precision, grad_dtype=grads,
-                                        gpu_memory=CARD) for name, (precision, grads) in PRECISIONS.items()}
-             for model in LARGE}
-    return {model: {name: {key: plan[key] for key in wanted} for name, plan in each.items()}
-            for model, each in plans.items()}
+
+    def figures(model, precision, grads):
+        plan = trainer.plan(model=model, micro_batch=1, precision=precision, grad_dtype=grads, gpu_memory=CARD)
+        return {key: plan[key] for key in wanted}
+    return {model: {name: figures(model, *each) for name, each in PRECISIONS.items()} for model in LARGE}
 
 
 def activations(trainer, size):
@@ -238,14 +239,9 @@ def last_step(trace):
         raise Failed("--trace: found no kernel in its file, expected at least one step")
     kernels = steps[-1]
     begin, end = kernels[0]["ts"], max(event["ts"] + event["dur"] for event in kernels)
-    passes = []
-    for event in kernels:
-        name, stop = event["args"]["pass"], (event["ts"] + event["dur"] - begin) / 1000
-        if passes and passes[-1][0] == name:
-            passes[-1][2] = stop
-        else:
-            passes.append([name, (event["ts"] - begin) / 1000, stop])
-
+    groups = [(name, [*events]) for name, events in itertools.groupby(kernels, lambda event: event["args"]["pass"])]
+    passes = [[name, (events[0]["ts"] - begin) / 1000, (events[-1]["ts"] + events[-1]["dur"] - begin) / 1000]
+              for name, events in groups]
     counters = sorted((event for event in trace["traceEvents"] if event["ph"] == "C" and
                        event["name"] == "live bytes"), key=lambda event: event["ts"])
     shown = ([event for event in counters if event["ts"] <= begin][-1:]
@@ -442,16 +438,12 @@ def demonstration(program, data, options, kinds, keys, seeds=SEEDS):
     return results
 
 
-def kinds_of(option, *values, **common):
-    """Returns {value: options} of runs that differ in one option."""
-    return {value: {option: value, **common} for value in values}
-
-
 # The precision of the trainer that each demonstration needs, what it logs, and its kinds of runs.
-DEMONSTRATIONS = {"master": ("bf16", "unchanged", kinds_of("master_weights", "fp32", "none")),
-                  "loss_scaling": ("fp16", "zero_gradients", kinds_of("loss_scaling", "dynamic", "none")),
-                  "fp8_scaling": ("bf16", "fp8", {"bf16": {"matmul": "plain"},
-                                                  **kinds_of("fp8_scaling", "delayed", "none", matmul="fp8")})}
+DEMONSTRATIONS = {"master": ("bf16", "unchanged", {kind: {"master_weights": kind} for kind in ("fp32", "none")}),
+                  "loss_scaling": ("fp16", "zero_gradients",
+                                   {kind: {"loss_scaling": kind} for kind in ("dynamic", "none")}),
+                  "fp8_scaling": ("bf16", "fp8", {"bf16": {"matmul": "plain"}, **{
+                      kind: {"matmul": "fp8", "fp8_scaling": kind} for kind in ("delayed", "none")}})}
 
 
 def failures(trainer, size):

@@ -2,8 +2,8 @@
 import math
 import statistics
 
-from figures import (GREY, UNCLEAR, Claim, Section, doubling_ticks, entry, fewer, html_table, judged, legend_below,
-                     matplotlib, more, number, panels, percent, ratio_claim, spread, whiskers)
+from figures import (UNCLEAR, Claim, Section, doubling_ticks, entry, html_table, joined, judged, legend_below,
+                     matplotlib, number, panels, percent, ratio_claim, spread, whiskers)
 from measure import EVALUATIONS
 
 CLOSE = 0.01        # batches whose loss is at most this far above the best (relative) count as equally good
@@ -11,8 +11,8 @@ BROAD = 4           # the optimum is broad if the largest of them is this many t
 FACTOR = 2          # the noise scale agrees with the critical batch if they differ by at most this factor
 PROXY = ("The critical batch is the largest within 1 % of the lowest loss. The noise scale predicts it for SGD with a "
          "well-conditioned Hessian; AdamW divides each gradient by its magnitude. The noise scale also grows during "
-         "training, while a constant batch must suit all of it. Merrill et al. (arXiv 2505.23971) instead branch a run, "
-         "continue it with several batches, and take the largest that still reaches the same loss.")
+         "training, while a constant batch must suit all of it. Merrill et al. (arXiv 2505.23971) instead branch a "
+         "run, continue it with several batches, and take the largest that still reaches the same loss.")
 
 
 # ---- runs: {"last": [loss by seed], "val_loss", "tokens", "ms", "noise_scale": [[[step, value], ...] by seed]}
@@ -53,7 +53,7 @@ def noise_scale(run, begin, end):
     return max(0, statistics.median(values or [0])) or None
 
 
-def batch_figure(results, critical, noise):
+def batch_figure(results):
     batches = results["batches"]
     figure, (by_tokens, by_batch) = panels(1, 2, 4.6)
     colors = {str(batch): matplotlib.colormaps["viridis"](i / len(batches)) for i, batch in enumerate(batches)}
@@ -66,11 +66,6 @@ def batch_figure(results, critical, noise):
                            color=colors[name], linestyle=line, linewidth=1.4)
             by_batch.plot(x, mean_loss(run), marker, color=colors[name])
             whiskers(by_batch, x, mean_loss(run), finished(run, last_loss).values())
-    for x, text in ((critical, "critical batch "), (noise, "noise scale ")):
-        if x:
-            by_batch.axvline(x, color=GREY, linestyle=":")
-            by_batch.text(x, 0.97, text, color="0.3", rotation=90, va="top", ha="right", fontsize=8,
-                          transform=by_batch.get_xaxis_transform())
     doubling_ticks(by_batch, batches, "batch, tokens")
     highest = max(run["val_loss"][0][0][1] for run in results["runs"].values())   # larger losses are spikes
     by_tokens.set(title="Validation loss", xlabel="thousands of tokens", ylim=(None, 1.05 * highest))
@@ -105,7 +100,7 @@ def noise_claim(scales, smallest):
     if None in scales:
         return Claim(what, chapter, "not known, as estimates are not positive", UNCLEAR)
     early, late = (scale / (scale + smallest) for scale in scales)
-    return Claim(what, chapter, f"{percent(early)} / {percent(late)} of its squared norm (measured)", judged(late > 0.5))
+    return Claim(what, chapter, f"{joined([early, late], percent)} of its squared norm (measured)", judged(late > 0.5))
 
 
 def batch_size(results, about):
@@ -119,8 +114,8 @@ def batch_size(results, about):
     scales = [noise_scale(runs[str(source)], *part) for part in ((0, 1 / 8), (3 / 4, 1))]
     large, small, grown = runs[str(high)], runs[str(low)], runs["ramp"]
 
-    def compared(what, a, b, other, chapter, holds, of=last_loss):
-        return ratio_claim(f"{what}, relative to {other}", chapter, ratios(a, b, of), holds, "seeds")
+    def compared(what, a, b, other, chapter, of=last_loss):
+        return ratio_claim(f"{what}, relative to {other}", chapter, ratios(a, b, of), "seeds")
     rows = [[name, max((len(curves["ms"]) for curves in finished(run).values()), default="–"),
              f"{tried[0][0]:g} ({min(tried)[0]:g} to {max(tried)[0]:g})",
              f"{mean_loss(run):.4f}", spread([*finished(run, last_loss).values()], "{:.4f}".format),
@@ -129,22 +124,21 @@ def batch_size(results, about):
     return Section(
         "Batch size",
         [compared(f"Loss after 1/{EVALUATIONS} of the tokens, batches of {high:,}", large, small, f"{low:,}",
-                  "higher: small batches move quickly early", more, lambda curves: curves["val_loss"][0][1]),
+                  "higher: small batches move quickly early", lambda curves: curves["val_loss"][0][1]),
          noise_claim(scales, low),
          compared(f"Last loss, batches of {high:,}", large, runs[str(rival)], f"the best smaller batch, {rival:,}",
-                  "higher: large batches use each token less", more),
+                  "higher: large batches use each token less"),
          compared(f"Time for all tokens, batches of {high:,}", large, small, f"{low:,}",
-                  "lower: fewer steps save optimizer time", fewer, seconds),
+                  "lower: fewer steps save optimizer time", seconds),
          *optimum_claims(batches, losses, close, scales[1]),
          compared(f"Last loss, batches that grow from {ramp['from']:,} to {ramp['to']:,}", grown, large, f"{high:,}",
-                  "lower: DeepSeek-V3's batch grew 5 times", fewer)],
-        [f"The model of make run (2 layers, 128 channels, sequences of 64 bytes) trains on {results['tokens']:,} tokens "
-         "of Shakespeare with each batch, with a cosine schedule. The learning rate rises over the first quarter of the "
-         "tokens; a shorter rise lets large batches stall. Each batch has the rate that ends with the lowest loss for "
-         "another seed; if it is at the edge of those tried (table), a better one may exist. A micro-batch has up to "
-         f"{results['micro']} sequences; larger batches accumulate. The ramp grows over half of the tokens, at the rate "
-         f"of the largest batch. The noise scale is that of batches of {source:,}.", PROXY],
-        batch_figure(results, close[-1], scales[1]),
+                  "lower: DeepSeek-V3's batch grew 5 times")],
+        [f"The model of make run (2 layers, 128 channels, sequences of 64 bytes) trains on {results['tokens']:,} "
+         "tokens of Shakespeare with each batch, with a cosine schedule and a rise of the learning rate over the first "
+         "quarter. A shorter rise lets large batches stall. Each batch has the rate that ends with the lowest loss for "
+         "another seed; at the edge of those tried (table), a better one may exist. The ramp takes half of the tokens, "
+         f"at the rate of the largest batch. The noise scale is that of batches of {source:,}.", PROXY],
+        batch_figure(results),
         "Measured. Curves: the first seed. Points: the mean of the seeds, with their range; the diamond is the ramp.",
         html_table(["batch, tokens", "steps", "learning rate (tried)", "last validation loss, mean of seeds",
                     "median (range)", "seconds of training, median (range)", "noise scale, last quarter"], rows))

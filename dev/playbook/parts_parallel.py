@@ -1,12 +1,13 @@
 """The parts of the report about data parallelism with ZeRO and about tensor parallelism."""
 from figures import (BLUE, CATEGORIES, MODE_COLORS, Claim, Section, category_entries, chapter_entry, chapter_mark,
-                     close, entries, html_table, joined, judged, left_out, legend_below, named_ticks, number, panels, percent, same_losses, size, stack)
+                     close, entries, html_table, joined, judged, legend_below, named_ticks, panels, percent,
+                     same_losses, size, stack)
 from measure import STAGES, ZERO_PAPER_GPUS
 from parts_single import state_gb
 
 ZERO_PAPER_GB = (120, 31.4, 16.6, 1.9)      # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 GPUs
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-ALONE = ". On GPUs it needs NCCL and more than one GPU"
+SKIPPED = "This part was skipped: {}. On GPUs it needs NCCL and more than one GPU."
 AS_PLANNED = " Each run allocated and sent what was planned; otherwise make playbook stops with an error."
 
 
@@ -51,7 +52,7 @@ def marked_bars(axis, bars, title):
 def data_parallel(results, about):
     title = "Data parallelism"
     if "why" in results:
-        return left_out(title, results["why"] + ALONE)
+        return Section(title, [], [SKIPPED.format(results["why"])])
     numbers, most = results["numbers"], results["numbers"][-1]
     plans = {(plan["gpus"], plan["zero"]): plan["bytes"] for plan in results["plans"]}
     shown = [c for c in CATEGORIES if any(bytes_[c] for bytes_ in plans.values())]
@@ -74,7 +75,7 @@ def data_parallel(results, about):
                judged(close(paper, ZERO_PAPER_GB, 0.05))),
          Claim(f"Memory of each of {most} processes, ZeRO 0 / 1 / 2 / 3", "each stage needs less than the one before",
                joined(totals, size) + " (planned)", judged(all(a > b for a, b in zip(totals, totals[1:])))),
-         Claim("Bytes sent with ZeRO 1 / 2 / 3, relative to ZeRO 0", "1 / 1 / 1.5, if gradients and weights have one type",
+         Claim("Bytes sent with ZeRO 1 / 2 / 3, relative to ZeRO 0", "1 / 1 / 1.5, if all numbers have one type",
                joined(sent[1:], "{:.2f}".format) + f" (measured, {about['model']['layers']} layers)",
                judged(close(sent[1:3], (1, 1), 0.05) and 1 < sent[3] <= 1.55)),
          same_losses(f"The same batch on {', '.join(str(n) for n in numbers)} processes",
@@ -84,12 +85,11 @@ def data_parallel(results, about):
         ["Each process has its own micro-batches; the gradients of all are summed before the update. ZeRO 1 shards "
          "optimizer states and master weights, ZeRO 2 also gradients, ZeRO 3 also weights." + AS_PLANNED,
          f"ZeRO 2 and 3 need buffers for the embeddings and a few whole layers: {size(buffers)} with ZeRO 3, "
-         f"{percent(buffers / whole)} of all weights and gradients of this model, and less with more layers. Per "
-         "parameter, each of R processes sends (R - 1) / R times: 2 numbers with ZeRO 0 (an all-reduce), 1 + 1 with "
-         "ZeRO 1 (reduce-scatter, all-gather). With k micro-batches it is k + 1 with ZeRO 2, which reduces gradients "
-         "after each micro-batch, and 3 k with ZeRO 3, which gathers weights in forward and again in backward, except "
-         "those of layers that are still in the buffers. Gradients are "
-         f"{results['grad_dtype'].upper()} here, weights {results['precision'].upper()}."],
+         f"{percent(buffers / whole)} of all weights and gradients of this model, and less with more layers. Of R "
+         "processes each sends (R - 1) / R times 2 numbers per parameter with ZeRO 0 (an all-reduce) and 1 "
+         "(reduce-scatter) + 1 (all-gather) with ZeRO 1. With k micro-batches it is k + 1 with ZeRO 2, and 3 k with "
+         "ZeRO 3, which gathers weights in forward and again in backward, except those of layers that are still in the "
+         f"buffers. Gradients are {results['grad_dtype'].upper()} here, weights {results['precision'].upper()}."],
         figure, "Left: planned. Right: measured. Dashed: the formula for rings.",
         html_table(["stage", "processes", "micro-batches per process", "memory per process", "sent MB", "planned MB",
                     "formula for rings MB"],
@@ -125,8 +125,9 @@ def tensor_figure(plans, several):
     figure, axes = panels(1, 2, 4.2)
     marked_bars(axes[0], [(plan["gpus"], plan["per_token_layer"] / 1e3, kept_formula(plan) / 1e3,
                            MODE_COLORS[plan["recompute"]]) for plan in plans], "kB kept per token and layer, 7B, by t")
-    marked_bars(axes[1], [(run["gpus"], run["sent_in_group"] / 1e6 / run["parts"], link_formula(run) / 1e6 / run["parts"],
-                           MODE_COLORS[run["recompute"]]) for run in several], "MB sent per micro-batch in the group, by t")
+    marked_bars(axes[1], [(run["gpus"], *[b / 1e6 / run["parts"] for b in (run["sent_in_group"], link_formula(run))],
+                           MODE_COLORS[run["recompute"]]) for run in several],
+                "MB sent per micro-batch in the group, by t")
     legend_below(figure, [*entries(MODE_COLORS), chapter_entry("formula")])
     return figure
 
@@ -134,13 +135,13 @@ def tensor_figure(plans, several):
 def tensor_parallel(results, about):
     title = "Tensor parallelism"
     if "why" in results:
-        return left_out(title, results["why"] + ALONE)
+        return Section(title, [], [SKIPPED.format(results["why"])])
     plans, runs = results["plans"], [{**run, "model": about["model"]} for run in results["runs"]]
     none, several = ([run for run in runs if run["recompute"] == "none"], [run for run in runs if run["gpus"] > 1])
     for run in several:     # less the planned bytes of gradients
         run["sent_in_group"] = run["sent"] - (run["bytes_sent"] - run["tensor_bytes_sent"])
     tensors = [10 * run["sent_in_group"] / link_formula(run) for run in none[1:]]
-    kept, formula = ([of(plan) / 1e3 for plan in plans[:3]] for of in (lambda plan: plan["per_token_layer"], kept_formula))
+    kept, formula = zip(*[(plan["per_token_layer"] / 1e3, kept_formula(plan) / 1e3) for plan in plans[:3]])
     weights, split = plans[0]["weights"], plans[1]["weights"]
     whole = [name for name in weights if weights[name] == split[name]]
     part = sum(weights[name] for name in whole) / sum(weights.values())
@@ -154,17 +155,16 @@ def tensor_parallel(results, about):
                      [run["losses"] for run in none], none[0]["precision"]),
          Claim("Weights that a tensor group does not split, 7B", "the embeddings and LayerNorms",
                f"{percent(part, '.1f')} of all weights (planned)")],
-        ["The t processes of a tensor group share each micro-batch of N tokens. Each has 1/t of the NH heads and of the "
-         "MLP's hidden layer and, with sequence parallelism, 1/t of the rows of everything else. In BF16 a layer with C "
-         "channels keeps (32 C + 16 + 4 NH) / t bytes per token; (20 C + 4 NH) / t with selective, 2 C / t with full "
+        ["The t processes of a tensor group share each micro-batch of N tokens. Each has 1/t of the NH heads and of "
+         "the MLP's hidden layer and, with sequence parallelism, of the rows of everything else. In BF16 a layer with "
+         "C channels keeps (32 C + 16 + 4 NH) / t bytes per token; (20 C + 4 NH) / t with selective, 2 C / t with full "
          "recomputation. Korthikanti et al. have (34 C + 5 NH T) / t, and 10 C + (24 C + 5 NH T) / t without sequence "
-         "parallelism: 2 C are dropout masks, which this model does not have; 5 NH T are T × T tensors, for which flash "
-         "attention keeps 4 bytes per head. 16 bytes are statistics of two LayerNorms. Not split: "
+         "parallelism: 2 C are dropout masks, which this model does not have; 5 NH T are T × T tensors, for which "
+         "flash attention keeps 4 bytes per head. Not split: "
          + ", ".join(name.removeprefix("h.%d.") for name in whole) + "." + AS_PLANNED,
-         "Forward gathers the rows of two LayerNorms per layer and sums two outputs (all-gather, reduce-scatter); "
-         "backward does the reverse. These are 8 tensors of N C numbers, each sent (t - 1) / t times. Backward also "
-         "gathers both LayerNorms again for gradients of weights, which makes 10; with full recomputation 13, but not "
-         "in the last layer."],
+         "Forward gathers the rows of two LayerNorms per layer and reduces and scatters two outputs; backward does the "
+         "reverse: 8 tensors of N C numbers. Backward also gathers both LayerNorms again for gradients of weights, "
+         "which makes 10; with full recomputation 13, but not in the last layer."],
         tensor_figure(plans, several),
         "Left: planned. Right: measured. Dashed: formulas.",
         html_table(["7B", "recompute", "kept bytes per token and layer", "formula", "Korthikanti, nothing recomputed",

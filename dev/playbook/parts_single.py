@@ -2,12 +2,9 @@
 
 The function `name` takes the result of measure.py's function `name` and returns a Section.
 """
-import statistics
-
 from figures import (BLUE, CATEGORIES, CHAPTER_COLOR, MODE_COLORS, RED, TEAL, Claim, Section, category_entries,
-                     chapter_entry, chapter_mark, close, conclusive, doubling_ticks, entries, entry, html_table, joined,
-                     judged, legend_below, more, named_ticks, number, panels, percent, ratio_claim,
-                     same_losses, size, spread, stack, whiskers)
+                     chapter_entry, chapter_mark, close, doubling_ticks, entries, html_table, joined, judged,
+                     legend_below, named_ticks, number, panels, percent, ratio_claim, same_losses, size, spread, stack)
 from measure import LARGE, MODES, STATE
 
 PASS_COLORS = {"forward": BLUE, "recompute": "#edc948", "backward": RED, "update": TEAL}
@@ -71,12 +68,12 @@ def state(results, about):
 # ---- activations against sequence length
 
 def activations_figure(results, curves):
-    figure, axis = panels(1, 1, 4.3)
+    figure, axis = panels(1, 1, 4.3, 7)
     lengths = results["lengths"]
     for name, values in curves.items():
         attention, _, mode = name.partition(", ")
         color, line = (MODE_COLORS[mode], "-" if attention == "flash" else ":") if mode else (CHAPTER_COLOR, "--")
-        axis.plot(lengths, [v / 1e9 for v in values], color=color, linestyle=line, marker="o", markersize=3.5, label=name)
+        axis.plot(lengths, [v / 1e9 for v in values], color=color, linestyle=line, marker=".", label=name)
     doubling_ticks(axis, lengths, "sequence length T (tokens)")
     for bytes_, what, place in ((results["state"], "the model's state", "bottom"),
                                 (results["gpu_memory"], "memory of a GPU", "top")):
@@ -108,14 +105,14 @@ def activations(results, about):
          Claim("First T whose activations exceed the model's state, naive / flash attention",
                "after 2k to 4k tokens (naive)", joined(above, lambda T: f"{T:,}" if T else "none") + " (planned)",
                judged(above[0] is not None and 2048 < above[0] <= 8192)),
-         Claim("Activations of a layer that selective recomputation saves, GPT-3 175B", "70 %, attention's alone",
+         Claim("Activations of a layer that selective recomputation saves, GPT-3 175B", "70 % (attention's)",
                f"{percent(selective)} (planned)", judged(selective >= 0.7)),
          Claim("Activations of a 7B that full recomputation saves, naive / flash attention", "90 % and more (naive)",
                joined(full, percent) + " (T = 2,048, planned)", judged(full[0] >= 0.9))],
-        ["Naive attention stores T × T scores and probabilities per head. Flash attention recomputes them in backward; "
+        ["Naive attention stores T × T scores and probabilities per head; flash attention recomputes them. "
          "--recompute selective also drops the outputs of LayerNorm and GELU, full keeps one tensor per layer. "
-         "Korthikanti's formula includes dropout, which this model does not have, and omits the head and the activation "
-         "gradients, which the plan includes."],
+         "Korthikanti's formula includes dropout, which this model does not have, and omits the head and the "
+         "activation gradients, which the plan includes."],
         activations_figure(results, {**bytes_, "34 + 5aT/h": formula}),
         "Planned. Dashed: L·T·h (34 + 5aT/h), Korthikanti et al. Solid: flash attention; dotted: naive attention.",
         html_table(["T", "formula GB", *[name + " GB" for name in bytes_]],
@@ -124,10 +121,6 @@ def activations(results, about):
 
 
 # ---- memory over a step
-
-def live_sum(trace, categories):
-    return [sum(values) for values in zip(*[trace["live"][category] for category in categories])]
-
 
 def timeline_figure(results):
     figure, axes = panels(1, len(results), 3.9, sharex=True, sharey=True)
@@ -142,8 +135,6 @@ def timeline_figure(results):
             axis.axvspan(begin, end, 0.965, 1, color=PASS_COLORS[name], linewidth=0, zorder=3)
             axis.axvspan(begin, end, color=PASS_COLORS[name], alpha=0.09, linewidth=0, zorder=0)
         axis.axhline(planned, color="0.35", linestyle=":", linewidth=1)
-        axis.text(0.99, planned, "allocated", transform=axis.get_yaxis_transform(), ha="right", va="bottom",
-                  fontsize=8, color="0.35")
         axis.set(title=f"--recompute {mode}", xlabel="ms")
     axes[0].set(ylabel="live memory, MB", xlim=(0, None),
                 ylim=(0, 1.15 * max(trace["planned"] for trace in results.values()) / 1e6))
@@ -168,11 +159,7 @@ def timeline(results, about):
          "allocates the whole plan before the first step (dotted); the space below that line belongs to tensors that "
          "are not live at that moment."],
         timeline_figure(results),
-        "Measured with --trace, the last of three steps. The strip at the top and the shading show the passes. All "
-        "panels have the same axes.",
-        html_table(["recompute", "activations, peak live", "all, peak live", "allocated", "step ms"],
-                   [[mode, size(peak), size(max(live_sum(trace, [c for c in CATEGORIES if c in trace["live"]]))),
-                     size(trace["planned"]), number(trace["ms"])] for peak, (mode, trace) in zip(peaks, results.items())]))
+        "Measured with --trace, the last of three steps. The strip at the top and the shading show the passes.")
 
 
 # ---- cost and savings of recomputation
@@ -186,23 +173,6 @@ def more_flops(flops):
     return flops["hardware"] / flops["model"]
 
 
-def modes_figure(modes):
-    figure, ratio_axis = panels(1, 1, 3.6, 7)
-    for x, (mode, r) in enumerate(modes.items()):
-        middle, color = statistics.median(r["ratios"]), MODE_COLORS[mode]
-        sure = mode == "none" or conclusive(r["ratios"])
-        ratio_axis.bar(x, middle, 0.6, color=color, alpha=1 if sure else 0.3)
-        whiskers(ratio_axis, x, middle, r["ratios"])
-        ratio_axis.plot([x - 0.36, x + 0.36], [more_flops(r["flops_per_token"])] * 2, color="black", linewidth=1.5)
-    for x, time in ((1, 1.027), (2, 1.3), (2, 1.4)):
-        chapter_mark(ratio_axis, x, time, 0.36)
-    ratio_axis.set(title="Step time relative to none")
-    ratio_axis.legend(handles=[entry("planned FLOPs", "black", "-"), chapter_entry()], loc="upper left")
-    ratio_axis.margins(y=0.15)
-    named_ticks(ratio_axis, list(modes))
-    return figure
-
-
 def recomputation(results, about):
     modes = results["modes"]
     none, full = modes["none"], modes["full"]
@@ -210,12 +180,12 @@ def recomputation(results, about):
     flops = more_flops(results["flops_7b"])
     return Section(
         "Cost and savings of recomputation",
-        [ratio_claim("Time of a step with full recomputation", CHAPTER_TIME["full"], full["ratios"],
-                     lambda ratio: 1.3 <= ratio <= 1.4, "rounds"),
+        [ratio_claim("Time of a step with full recomputation", CHAPTER_TIME["full"], full["ratios"], "rounds",
+                     lambda ratio: 1.3 <= ratio <= 1.4),
          Claim("FLOPs with full recomputation, 7B", CHAPTER_TIME["full"], f"{percent(flops - 1, '+.0f')} (planned)",
                judged(1.3 <= flops <= 1.4)),
          ratio_claim("Time of a step with selective recomputation", CHAPTER_TIME["selective"],
-                     modes["selective"]["ratios"], lambda ratio: ratio < 1.05, "rounds"),
+                     modes["selective"]["ratios"], "rounds", lambda ratio: ratio < 1.05),
          Claim("Activations of a layer that full recomputation saves", "90 % and more",
                f"{percent(saved(full, none))} (planned)", judged(saved(full, none) >= 0.9)),
          Claim("MFU without / with full recomputation; HFU", "HFU hides the cost of recomputation",
@@ -224,15 +194,12 @@ def recomputation(results, about):
          "and the head; the playbook's 30 to 40 % repeat everything. Selective recomputation repeats LayerNorm and "
          "GELU, but no matmul. MFU counts useful work over time, and recomputation adds none. HFU also counts the "
          "repeated work; the playbook advises comparing MFU."],
-        modes_figure(modes),
-        f"Measured in {about['rounds']} rounds of the three modes; whiskers show the range of the rounds. A faint bar "
-        "allows no conclusion. Bytes are planned.",
-        html_table(["recompute", "step ms, median (range)", "relative to none, median (range)", "FLOPs relative to none",
-                    "MFU", "HFU", "bytes kept per token and layer", "saved", "planned total"],
-                   [[mode, spread(r["ms"]), spread(r["ratios"], "{:.3f}".format),
-                     f"{more_flops(r['flops_per_token']):.3f}", percent(use(r, "model", about), ".1f"),
-                     percent(use(r, "hardware", about), ".1f"), number(r["per_token_layer"]), percent(saved(r, none)),
-                     size(r["planned"])] for mode, r in modes.items()]))
+        tables=html_table(
+            ["recompute", "step ms, median (range)", "relative to none, median (range)", "FLOPs relative to none",
+             "MFU", "HFU", "bytes kept per token and layer", "saved", "planned total"],
+            [[mode, spread(r["ms"]), spread(r["ratios"], "{:.3f}".format), f"{more_flops(r['flops_per_token']):.3f}",
+              percent(use(r, "model", about), ".1f"), percent(use(r, "hardware", about), ".1f"),
+              number(r["per_token_layer"]), percent(saved(r, none)), size(r["planned"])] for mode, r in modes.items()]))
 
 
 # ---- gradient accumulation
@@ -243,27 +210,18 @@ def accumulation(results, about):
     one, all_ = splits[names[0]], splits[names[-1]]
     common = min(len(r["losses"]) for r in splits.values())     # runs have the same time, not the same steps
     losses = {name: r["losses"][:common] for name, r in splits.items()}
-    figure, (memory_axis, time_axis) = panels(1, 2, 3.5)
-    for x, r in enumerate(splits.values()):
-        memory_axis.bar(x, r["planned"] / 1e6, 0.6, color=BLUE)
-        time_axis.bar(x, r["median_ms"], 0.6, color=TEAL)
-        whiskers(time_axis, x, r["median_ms"], r["round_ms"])
-    for axis in (memory_axis, time_axis):
-        named_ticks(axis, names)
-        axis.set_xlabel("micro-batch × accumulation steps")
-    memory_axis.set(title="Memory, MB")
-    time_axis.set(title=f"Step ms, {results['tokens']:,} tokens")
     return Section(
         "Gradient accumulation at constant memory",
         [same_losses(f"The same batch, accumulated {', '.join(name.split()[-1] for name in names)} times",
                      [*losses.values()], about["build"].split()[-1]),
          Claim(f"Memory of a step, micro-batch × steps {names[0]} / {names[-1]}", "that of one micro-batch",
-               joined([one["planned"], all_["planned"]], size) + " (planned)", judged(one["planned"] < all_["planned"])),
-         ratio_claim(f"Time of a step, {names[0]} relative to {names[-1]}", "sequential passes cost time",
-                     [1 / ratio for ratio in all_["ratios"]], more, "rounds")],   # ratios are over one at a time
+               joined([one["planned"], all_["planned"]], size) + " (planned)",
+               judged(one["planned"] < all_["planned"])),
+         ratio_claim(f"Time of a step, {names[-1]} relative to {names[0]}", "lower: sequential passes cost time",
+                     all_["ratios"], "rounds")],
         ["The mean of the micro-batches' gradients is the batch's gradient; only the order of some sums differs. Small "
          "micro-batches can cost time, as they may not keep the device busy."],
-        figure, "Planned and measured; times are medians, whiskers the range of the rounds.",
-        html_table(["micro-batch × steps", "planned", "step ms, median (range)", "loss, step 1", f"step {common}"],
-                   [[name, size(r["planned"]), spread(r["ms"]), *[f"{losses[name][at]:.6f}" for at in (0, -1)]]
-                    for name, r in splits.items()]))
+        tables=html_table(
+            ["micro-batch × steps", "planned", "step ms, median (range)", "loss, step 1", f"step {common}"],
+            [[name, size(r["planned"]), spread(r["ms"]), *[f"{losses[name][at]:.6f}" for at in (0, -1)]]
+             for name, r in splits.items()]))

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Compares the statements of the Ultra-Scale Playbook's single-GPU chapter, and of its sections about data parallelism
-and mixed precision, with measurements on this machine. Writes one HTML page: a summary; for each part a figure, its
-claims with verdicts, tables and the commands that ran.
+"""Compares the claims of the Ultra-Scale Playbook with measurements on this machine and writes one HTML page: a
+summary; for each part its claims with verdicts, a figure, tables and the commands that ran.
 
     make playbook
     python3 dev/playbook/playbook.py --train-gpt ./train_gpt --out runs/playbook [--quick]
@@ -25,19 +24,21 @@ import parts_formats
 import parts_parallel
 import parts_single
 
-# On a phone a figure keeps its width and scrolls in its box, as its type would be too small.
+# On a phone a figure is wider than the page and scrolls in its box, as its type would be too small.
 STYLE = """
 body { font: 16px/1.55 Georgia, serif; color: #222; max-width: 1080px; margin: 2em auto; padding: 0 1.2em; }
 h1, h2, th, td, figcaption, summary, pre { font-family: system-ui, sans-serif; }
 h1 { margin-bottom: .2em } h2 { margin-top: 2.4em; border-top: 1px solid #ddd; padding-top: .8em }
-figure { margin: 1em 0; } figcaption { font-size: 13px; color: #555; } img { display: block; width: 100%; }
+figure { margin: 1em 0; } figcaption { font-size: 13px; color: #555; } img { width: 100%; }
 table { border-collapse: collapse; font-size: 13px; margin: .8em 0; } .scroll { overflow-x: auto; }
-@media (max-width: 900px) { figure.wide img { width: 900px; } figure.wide figcaption::before {
-    content: "Scroll the figure sideways. "; font-weight: 600; } }
+@media (max-width: 900px) { figcaption::before { content: "Wide figures scroll sideways. "; font-weight: 600; } }
 th, td { padding: .3em .65em; border-bottom: 1px solid #e3e3e3; text-align: right; vertical-align: top; }
-th { background: #f5f5f3; font-weight: 600; } td { white-space: nowrap; }
-.claims td { white-space: normal; min-width: 7em; } .claims td:last-child { min-width: 0; font-weight: 600; }
+th { background: #f5f5f3; font-weight: 600; min-width: 4em; } td { white-space: nowrap; }
+.claims td { white-space: normal; } .claims td:last-child { font-weight: 600; }
 th:first-child, td:first-child, .claims td, .claims th { text-align: left; }
+@media (max-width: 600px) { .claims tr:first-child { display: none; } .claims td { display: block; border: 0; }
+    .claims tr { display: block; border-top: 1px solid #ccc; } .claims td:first-child { font-weight: 600; }
+    .claims td:nth-child(2)::before { content: "playbook: "; } .claims td:nth-child(3)::before { content: "here: "; } }
 details { margin: .6em 0; } summary { font-size: 13px; color: #555; cursor: pointer; }
 pre { font-family: monospace; font-size: 11.5px; background: #f7f7f5; padding: .8em; white-space: pre-wrap; }
 .facts, .source, nav { font-family: system-ui, sans-serif; font-size: 14px; color: #444; }
@@ -52,8 +53,8 @@ PAGE = """<!DOCTYPE html>
 <p>This page compares statements of the <a href="{playbook}">Ultra-Scale Playbook</a> with what <code>./train_gpt</code>
 does here: training on one GPU, then data and tensor parallelism and formats of 16 and 8 bits. <em>Planned</em> values
 come from <code>./train_gpt plan</code>, which computes exactly what a run allocates. <em>Measured</em> values come
-from runs on the device above. A verdict on repeated measurements is <em>no conclusion</em> if their range is larger than
-the distance of their median from no effect. A percentage names what it is a percentage of; one with a sign is a
+from runs on the device above. A verdict on repeated measurements is <em>no conclusion</em> if their range is larger
+than the distance of their median from no effect. A percentage names what it is a percentage of; one with a sign is a
 difference from the value that the claim names. In every figure a red dashed line shows the playbook's value.</p>
 <nav><ol>{contents}</ol></nav>
 <h2 id=summary>Summary</h2>
@@ -80,18 +81,14 @@ def drawn(name, results, about):
 def facts(results):
     about, model = results["about"], results["about"]["model"]
     rounds = results["recomputation"]["results"]["modes"]["none"]["round_ms"]
-    device = about["device"] if about["gpu"] else f"{about['device']}, {about['cpus']} CPUs"
-    cuda = f"CUDA {about['cuda_runtime'] // 1000}.{about['cuda_runtime'] % 1000 // 10}, cuBLASLt {about['cublaslt']}. "
-    lines = [f"Device: {device}. {about['build']}. {cuda if about['gpu'] else ''}Peak that MFU is relative to: "
-             f"{number(about['peak_flops'] / 1e12)} TFLOP/s ({about['peak_source']}"
-             + ("" if about["gpu"] else ", the best of all runs") + ").",
+    cuda = f"CUDA {about['cuda_runtime'] // 1000}.{about['cuda_runtime'] % 1000 // 10}, cuBLASLt {about['cublaslt']}"
+    lines = [f"Device: {about['device']}, {cuda if about['gpu'] else plural(about['cpus'], 'CPU')}. {about['build']}. "
+             f"MFU is relative to {number(about['peak_flops'] / 1e12)} TFLOP/s ({about['peak_source']}).",
              f"Date: {about['date']}; {about['seconds']:.0f} s" + (", --quick" if about["quick"] else "") + ".",
              f"Model of the measured runs: {model['layers']} layers, {model['heads']} heads, {model['channels']} "
              f"channels, vocabulary {model['vocab']} (bytes): {model['parameters']:,} parameters; micro-batch "
              f"{about['micro_batch']} × {about['seq_len']:,} tokens unless stated otherwise.",
-             f"Noise: the same run took {number(min(rounds))} to {number(max(rounds))} ms per step in {len(rounds)} "
-             "rounds." + (" Smaller differences in time are noise, as the machine had other load."
-                          if max(rounds) > 1.1 * min(rounds) else "")]
+             f"Noise: the same run took {number(min(rounds))} to {number(max(rounds))} ms in {len(rounds)} rounds."]
     return "<br>".join(html.escape(line) for line in lines)
 
 
@@ -108,10 +105,12 @@ def part_html(number_, name, section, commands, folder):
     if section.figure:
         path = folder / f"{number_}_{name}.png"
         section.figure.savefig(path)
-        wide = " class=wide" if section.figure.get_figwidth() > 7 else ""
+        inches = section.figure.get_figwidth()
         pyplot.close(section.figure)
         data = base64.b64encode(path.read_bytes()).decode()
-        body.append(f'<figure{wide}><div class=scroll><img alt="{title}" src="data:image/png;base64,{data}"></div>'
+        width = f"min-width: {85 * inches:.0f}px; max-width: {104 * inches:.0f}px"
+        image = f'<img style="{width}" alt="{title}" src="data:image/png;base64,{data}">'
+        body.append(f"<figure><div class=scroll>{image}</div>"
                     f"<figcaption>{html.escape(section.caption)}</figcaption></figure>")
     body += [f"<p>{html.escape(text)}</p>" for text in section.texts]
     body.append(section.tables)
@@ -147,8 +146,8 @@ def main():
     parser.add_argument("--out", default="runs/playbook", metavar="FOLDER",
                         help="folder for report.html, a PNG per figure and results.json (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="small runs: 3 to 10 minutes on 2 CPU cores")
-    parser.add_argument("--whole-runs", action="store_true", help="also measure whole runs in FP8 (needs --bf16): about 3 "
-                        "core hours; without it the report copies them from data/playbook.json")
+    parser.add_argument("--whole-runs", action="store_true", help="measure whole runs in FP8 (needs --bf16): "
+                        "about 3 core hours; otherwise the report copies those of data/playbook.json")
     parser.add_argument("--results", metavar="FILE", help="results.json of an earlier run: writes only its page")
     options = parser.parse_args()
 
@@ -156,7 +155,7 @@ def main():
         os.makedirs(options.out, exist_ok=True)
         results = read_json(options.results) if options.results else None
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}; expected --out FOLDER that can be written, --results FILE that exists")
+        fail(f"{error.filename}: {error.strerror}; expected a FOLDER for --out, a FILE that exists for --results")
     if not results:
         programs = {name: getattr(options, name) for name in ("bf16", "fp16")}
         if options.whole_runs and not options.bf16:
