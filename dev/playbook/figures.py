@@ -84,7 +84,7 @@ def joined(values, text=number):
 def share(x):
     """Returns a fraction as a percentage with two significant digits and at most four decimals."""
     rounded = float(f"{100 * x:.1e}")
-    return "0" if x == 0 else f"{rounded:.{max(0, min(4, 1 - math.floor(math.log10(rounded))))}f} %"
+    return "0 %" if x == 0 else f"{rounded:.{max(0, min(4, 1 - math.floor(math.log10(rounded))))}f} %"
 
 
 def signed(x):

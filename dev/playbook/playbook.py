@@ -145,7 +145,7 @@ def main():
                             help=f"a trainer built with PRECISION={precision}, for the parts that need one")
     parser.add_argument("--out", default="runs/playbook", metavar="FOLDER",
                         help="folder for report.html, a PNG per figure and results.json (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="small runs: 3 to 10 minutes on 2 CPU cores")
+    parser.add_argument("--quick", action="store_true", help="small runs: about 10 minutes on 2 CPU cores")
     parser.add_argument("--whole-runs", action="store_true", help="measure whole runs in FP8 (needs --bf16): "
                         "about 3 core hours; otherwise the report copies those of data/playbook.json")
     parser.add_argument("--results", metavar="FILE", help="results.json of an earlier run: writes only its page")
