@@ -196,7 +196,7 @@ def recomputation(results, about):
          "repeated work; the playbook advises comparing MFU."],
         tables=html_table(
             ["recompute", "step ms, median (range)", "relative to none, median (range)", "FLOPs relative to none",
-             "MFU", "HFU", "bytes kept per token and layer", "saved", "planned total"],
+             "MFU", "HFU", "bytes kept per token and layer", "saved, of none's bytes", "planned total"],
             [[mode, spread(r["ms"]), spread(r["ratios"], "{:.3f}".format), f"{more_flops(r['flops_per_token']):.3f}",
               percent(use(r, "model", about), ".1f"), percent(use(r, "hardware", about), ".1f"),
               number(r["per_token_layer"]), percent(saved(r, none)), size(r["planned"])] for mode, r in modes.items()]))

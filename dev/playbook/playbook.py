@@ -52,10 +52,11 @@ PAGE = """<!DOCTYPE html>
 <p class=facts>{facts}</p>
 <p>This page compares statements of the <a href="{playbook}">Ultra-Scale Playbook</a> with what <code>./train_gpt</code>
 does here: training on one GPU, then data and tensor parallelism and formats of 16 and 8 bits. <em>Planned</em> values
-come from <code>./train_gpt plan</code>, which computes exactly what a run allocates. <em>Measured</em> values come
-from runs on the device above. A verdict on repeated measurements is <em>no conclusion</em> if their range is larger
-than the distance of their median from no effect. A percentage names what it is a percentage of; one with a sign is a
-difference from the value that the claim names. In every figure a red dashed line shows the playbook's value.</p>
+come from <code>./train_gpt plan</code>, which computes exactly what a run allocates. It prints a category of memory as
+a percentage of the GPU's memory and the explorer as one of the total; this page prints bytes. A percentage with a sign
+is a difference from the value that the claim names. <em>Measured</em> values come from runs on the device above. A
+verdict on repeated measurements is <em>no conclusion</em> if their range is larger than the distance of their median
+from no effect. In figures a red dashed line shows the playbook's value.</p>
 <nav><ol>{contents}</ol></nav>
 <h2 id=summary>Summary</h2>
 {summary}
