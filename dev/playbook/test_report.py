@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import measure
@@ -189,6 +190,8 @@ def test_formats():
           ("Error", "0.17 % / 5.0 %", AGREES, "5.0 %"))
     check("formats", changed(sums, {"sums/0/error": 0.0017, "sums/4/error": 0.002}),
           ("Error", "0.17 % / 0.20 %", DISAGREES, "0.20 %"))
+    with patch.dict(parts_formats.FORMATS, {"BF16": (5, 12, 65504)}):
+        check("formats", sums, ("Range", "254 / 30 / 30", DISAGREES), ("Distance", "0.25 times", DISAGREES))
 
 
 def test_failures():
