@@ -52,9 +52,8 @@ PAGE = """<!DOCTYPE html>
 <p class=facts>{facts}</p>
 <p>This page compares statements of the <a href="{playbook}">Ultra-Scale Playbook</a> with what <code>./train_gpt</code>
 does here: training on one GPU, then data and tensor parallelism and formats of 16 and 8 bits. <em>Planned</em> values
-come from <code>./train_gpt plan</code>, which computes exactly what a run allocates. It prints a category of memory as
-a percentage of the GPU's memory and the explorer as one of the total; this page prints bytes. A percentage with a sign
-is a difference from the value that the claim names. <em>Measured</em> values come from runs on the device above. A
+come from <code>./train_gpt plan</code>, which computes exactly what a run allocates. A percentage with a sign is a
+difference from the value that the claim names. <em>Measured</em> values come from runs on the device above. A
 verdict on repeated measurements is <em>no conclusion</em> if their range is larger than the distance of their median
 from no effect. In figures a red dashed line shows the playbook's value.</p>
 <nav><ol>{contents}</ol></nav>
