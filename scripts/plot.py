@@ -108,12 +108,13 @@ def draw_speeds(axis, series):
 
 
 def limit_losses(axis, runs, marked):
-    """Ends the axis at the 98th percentile of the losses, because the first losses would flatten the rest of the curve.
-    marked: values that must be visible too."""
-    losses = sorted(value for run in runs for value in run.series("loss").values() if math.isfinite(value))
-    if not losses:
+    """Ends the axis at the 98th percentile of the training losses, because the first losses would flatten the rest of
+    the curve. Validation losses and the values in `marked` are always visible."""
+    training, validation = ([value for run in runs for value in run.series(name).values() if math.isfinite(value)]
+                            for name in ("loss", "val_loss"))
+    shown = [*numpy.percentile(training, [0, 98]), *validation, *marked] if training else validation
+    if not shown:
         return
-    shown = [losses[0], losses[int(0.98 * (len(losses) - 1))], *marked]
     margin = 0.05 * (max(shown) - min(shown)) or 0.1
     axis.set_ylim(min(shown) - margin, max(shown) + margin)
 

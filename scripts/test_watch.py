@@ -140,6 +140,13 @@ def test_figures():
                  "a run with the gradient noise scale has a panel for it and for the batch")
     low, high = plot.plot([web]).axes[0].get_ylim()
     expect(low < 3.12 < high, "the lines of GPT-2's losses are within the axis")
+    overfit = [line if "loss" in line else {"step": line["step"], "val_loss": 3 + line["step"] / 20}
+               for line in lines_of(150)]
+    low, high = plot.plot([read_run(log("overfit", [run_line(150), *overfit]))]).axes[0].get_ylim()
+    expect(low < loss_of(150) and 10.5 < high < 11, "a validation loss that rises is within the axis", str(high))
+    high = plot.plot([read_run(log("steep", [run_line(150), {**step_line(1), "loss": 40.0}, *lines_of(150, first=2)]))]
+                     ).axes[0].get_ylim()[1]
+    expect(high < 8, "a first training loss far above the others is clipped", str(high))
     lines = lines_of(100)
     lines[10]["tokens_per_s"] = 1e9
     axis = plot.plot([read_run(log("spike", [run_line(100), *lines]))]).axes[-1]
