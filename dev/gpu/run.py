@@ -30,8 +30,7 @@ KIT = Path(__file__).resolve().parents[2]
 sys.path.append(str(KIT / "dev" / "bench"))
 import bench
 import bench_report
-import contestants
-from contestants import Case, Failed, LlmC, Ours, PyTorch, run
+from bench import Case, Failed, LlmC, Ours, PyTorch, run
 from tables import markdown_table, number, percent, text_table, times
 from trainer import flags
 
@@ -82,7 +81,7 @@ class Machine:
         return self.deadline - time.monotonic()
 
     def run(self, name, command, limit=None):
-        """Runs a command in the kit's folder, with its output in logs/NAME.txt. Returns a contestants.Done."""
+        """Runs a command in the kit's folder, with its output in logs/NAME.txt. Returns a bench.Done."""
         if self.left() < 1:
             raise Failed(f"{name}: no time was left")
         done = run(command, min(self.left(), (limit or self.left()) * self.slower), KIT)
@@ -96,10 +95,10 @@ class Machine:
 
     def collect(self, jobs):
         """Calls each of {title: function of a time limit} while there is time. Returns those that failed."""
-        contestants.kept = self.logs
+        bench.kept = self.logs
         reasons = {title: bench.attempt(self.results, self.bench, title, function, self.left())
                    for title, function in jobs.items()}
-        contestants.kept = None
+        bench.kept = None
         return [f"{title}: {reason}" for title, reason in reasons.items() if reason]
 
 
@@ -224,11 +223,11 @@ def step_speed(m):
     suite, ours = m.bench.suite, m.ours()
 
     def steps_of(cases):
-        return {case.name: lambda limit, case=case: bench.measure_step(m.results, m.bench, case, ours, 0, limit)
+        return {case.name: lambda limit, case=case: bench.measure_step(m.results, case, ours, limit)
                 for case in cases}
     attention = {f"attention of {point['NH']} heads of {point['HS']}, T = {point['T']}":
                  lambda limit, point=point: bench.measure_our_attention(m.results, m.bench, limit, point)
-                 for point in bench.attention_points(suite.attention)}
+                 for point in suite.attention}
     in_fp8 = [Case(**{**vars(case), "name": f"{case.name} {matmul}", "model": {**case.model, "matmul": matmul}})
               for matmul in ("fp8-all", "fp8") for case in suite.cases]
     require_none(m.collect({**steps_of(suite.cases), **attention, **steps_of(in_fp8)}))
@@ -241,7 +240,7 @@ def step_trace(m):
     first = m.bench.suite.cases[0]
     if first.name not in m.results["cases"]:
         require_none(m.collect({
-            first.name: lambda limit: bench.measure_step(m.results, m.bench, first, m.ours(), 0, limit)}))
+            first.name: lambda limit: bench.measure_step(m.results, first, m.ours(), limit)}))
     if not (KIT / "estimates.json").exists():
         raise Skipped("the kit has no estimates")
     estimates = json.loads((KIT / "estimates.json").read_text())
@@ -296,7 +295,7 @@ def step_peers(m):
     if version:
         jobs["ceilings"] = lambda limit: bench.measure_ceilings(m.results, m.bench, limit)
     for peer in peers + ([LlmC(m.bench, llmc)] if llmc else []):
-        jobs[peer.name] = lambda limit, peer=peer: bench.measure_step(m.results, m.bench, first, peer, 0, limit)
+        jobs[peer.name] = lambda limit, peer=peer: bench.measure_step(m.results, first, peer, limit)
     require_none(m.collect(jobs))
     if not version:
         return "PyTorch is not installed, llm.c is measured"
