@@ -129,16 +129,12 @@ def text_batches(options):
         yield batch
 
 
-def read_nanogpt(path):
-    with open(path, "rb") as file:
-        while content := file.read(2 * BATCH):
-            yield array.array("H", content)
-
-
-def open_npy(path):
+def open_tokens(path):
+    """Returns the array in a .npy file, or in a file of uint16 without a header."""
     numpy = load_package("numpy", path)
     try:
-        tokens = numpy.load(path, mmap_mode="r")
+        is_npy = kind_of(path) == NPY
+        tokens = numpy.load(path, mmap_mode="r") if is_npy else numpy.memmap(path, dtype="<u2", mode="r")
     except (ValueError, EOFError) as error:
         fail(f"{path}: {error}")
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
@@ -146,8 +142,8 @@ def open_npy(path):
     return tokens
 
 
-def read_npy(path):
-    tokens = open_npy(path)
+def read_tokens(path):
+    tokens = open_tokens(path)
     for begin in range(0, len(tokens), BATCH):
         part = tokens[begin:begin + BATCH]
         for token in (part.min(), part.max()):
@@ -159,8 +155,7 @@ def read_npy(path):
 def token_batches(options, skip=0):
     """Yields the tokens of each batch, without the first `skip` batches."""
     if options.tokenizer == "nanogpt":
-        batches = (read_npy(path) if kind_of(path) == NPY else read_nanogpt(path) for path in options.files)
-        yield from itertools.islice(itertools.chain.from_iterable(batches), skip, None)
+        yield from itertools.islice(itertools.chain.from_iterable(map(read_tokens, options.files)), skip, None)
         return
     tokenizer = load_tokenizer(options.tokenizer)
     tokenizer.encode_special_tokens = True      # <|endoftext|> within a document is text
@@ -292,7 +287,7 @@ def check_file(path, options):
     with open(path, "rb") as file:
         start = file.read(PIECE)
     if kind == NPY:
-        open_npy(path)
+        open_tokens(path)
     elif options.tokenizer == "nanogpt":
         check_nanogpt(path, start)
     elif expected == "text" and b"\0" in start[:4096]:      # as in train_gpt
