@@ -32,7 +32,7 @@ from trainer import BARE, flags, printed_bytes, trace_steps
 
 TRACED_STEPS = 3        # --trace records the first three steps, which are not timed
 MIN_S = 20              # a run starts only if at least this much time is left
-SECONDS = 30            # of a run of make bench on 2 cores, the mean
+SECONDS = 40            # of a run of make bench on 2 cores, a rough mean
 
 
 # ==== Running ====
@@ -355,7 +355,7 @@ def make_jobs(results, context, programs):
 def run_jobs(jobs, results, context, out):
     """Runs the jobs, except those that have failed before; then prints the table."""
     begin = time.monotonic()
-    print(f"bench: {len(jobs)} runs, about {len(jobs) * SECONDS / 60:.0f} minutes on 2 free CPU cores", flush=True)
+    print(f"bench: {len(jobs)} runs, about {len(jobs) * SECONDS / 60:.0f} min on 2 free CPU cores", flush=True)
     try:
         for number, (title, function) in enumerate(jobs, 1):
             print(f"bench: {time.monotonic() - begin:5.0f} s  run {number} of {len(jobs)}  {title}", flush=True)
