@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from tables import markdown_table, number, percent, size, times
 
-# The rows of README.md's table for a GPU, with the goals for one H100
+# The rows of dev/bench/README.md's table for a GPU, with the goals for one H100
 GOALS = {
     "GPT-2 124M": "≥ 600k tokens/s, 50 % MFU",
     "GPT-2 1558M": "≥ 60k tokens/s, 60 % MFU",
@@ -75,13 +75,17 @@ def kernel_bytes(run, seq_len):
             "adamw": 2 * size_of["gradients"] + 3 * 2 * size_of["adam_m"] + master}
 
 
-def bandwidth(case, run):
-    """Returns the bytes per second of the memory-bound kernels of a step together. kernel_bytes() are moved once per
-    micro-batch, or once in the update."""
-    moved, micro_batches = kernel_bytes(run, case["seq_len"]), case["tokens"] // (run["micro_batch"] * case["seq_len"])
-    kernels = [kernel for kernel in run["trace"]["kernels"] if kernel["name"] in moved]
-    return sum(moved[kernel["name"]] * (1 if kernel["pass"] == "update" else micro_batches) for kernel in kernels) / (
-        sum(kernel["ms"] for kernel in kernels) / 1000)
+def repeats(case, run, kernel):
+    """Returns how often a step repeats what kernel_bytes() counts: once per micro-batch, or once in the update."""
+    return 1 if kernel["pass"] == "update" else case["tokens"] // (run["micro_batch"] * case["seq_len"])
+
+
+def bandwidth(case, run, kernels):
+    """Returns the bytes per second of those of the kernels that are memory-bound, together; None without any."""
+    moved = kernel_bytes(run, case["seq_len"])
+    bound = [kernel for kernel in kernels if kernel["name"] in moved]
+    seconds = sum(kernel["ms"] for kernel in bound) / 1000
+    return sum(moved[kernel["name"]] * repeats(case, run, kernel) for kernel in bound) / seconds if seconds else None
 
 
 def idle_fraction(run):
@@ -94,6 +98,11 @@ def attention_rates(point, seconds):
     papers: T * T / 2 pairs, backward 2.5 times forward."""
     forward = 2 * point["B"] * point["NH"] * point["T"]**2 * point["HS"]
     return forward / seconds["forward_s"], 3.5 * forward / (seconds["forward_s"] + seconds["backward_s"])
+
+
+def of_a_copy(results, rate):
+    copy = results["ceilings"].get("copy_bytes_per_s")
+    return rate / copy if rate and copy else None
 
 
 def giga(x):
@@ -154,16 +163,17 @@ def speed(results):
 
 
 def goals(results):
-    """The rows of README.md's table; only for a GPU."""
+    """The rows of dev/bench/README.md's table; only for a GPU."""
     if results["about"]["suite"] != "gpu" or results["about"]["dry"]:
         return []
-    found, copy = dict.fromkeys(GOALS, "not measured"), results["ceilings"].get("copy_bytes_per_s")
+    found = dict.fromkeys(GOALS, "not measured")
     for row, name in (("GPT-2 124M", "gpt2"), ("GPT-2 1558M", "gpt2-xl")):
         case = results["cases"].get(name, {"runs": {}})
         for run in ours_of(case).values():
             found[row] = f"{1000 * case['tokens'] / median_ms(run):,.0f} tokens/s, {percent(mfu(case, run), '.1f')} MFU"
             if name == "gpt2":
-                found["memory-bound kernels"] = percent(copy and bandwidth(case, run) / copy, ".1f")
+                rate = bandwidth(case, run, run["trace"]["kernels"])
+                found["memory-bound kernels"] = percent(of_a_copy(results, rate), ".1f")
                 found["idle time between kernels"] = percent(idle_fraction(run), ".1f")
     points = [results["attention"].get(f"64/{T}", {}) for T in (2048, 8192)]
     if all("ours" in point for point in points):
@@ -172,6 +182,21 @@ def goals(results):
             found[row] = " / ".join(number(rate[i] / 1e12) for rate in rates) + " TFLOP/s"
     return section("Goals", "", markdown_table(["", "goal", "measured"],
                                                [[row, GOALS[row], found[row]] for row in GOALS]))
+
+
+def kernels(results):
+    rows = []
+    for name, case in results["cases"].items():
+        for run in [run for run in ours_of(case).values() if "trace" in run][:1]:
+            busy = run["trace"]["busy_ms"]
+            for kernel in sorted(run["trace"]["kernels"], key=lambda kernel: -kernel["ms"]):
+                count, rate = repeats(case, run, kernel), bandwidth(case, run, [kernel])
+                if kernel["ms"] > busy / 500:
+                    rows.append([name, kernel["name"], kernel["pass"], number(kernel["ms"] / count),
+                                  kernel["launches"] // count, percent(kernel["ms"] / busy, ".1f"), giga(rate),
+                                  percent(of_a_copy(results, rate))])
+    return section("Where a step goes", "ms and launches: of a micro-batch, in the update of a step.", markdown_table(
+        ["model", "kernel", "pass", "ms", "launches", "of busy time", "rate", "of a copy"], rows))
 
 
 def attention(results):
@@ -190,7 +215,7 @@ def attention(results):
                    markdown_table(head, rows))
 
 
-SECTIONS = [about, not_run, goals, speed, attention]
+SECTIONS = [about, not_run, goals, speed, kernels, attention]
 
 
 def report(results):

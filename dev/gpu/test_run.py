@@ -73,8 +73,8 @@ def test_all_steps():
            "every step succeeds with CPU programs", output)
     expect(output.splitlines()[-len(found) - 1].split() == ["step", "seconds", "result"] and "H100" in found["env"],
            "the summary comes last and names the card", output)
-    expect(all(f"## {title}" in report for title in ("Speed", "Attention alone", "Kernels of a micro-batch",
-                                                     "Study: matmul"))
+    expect(all(f"## {title}" in report for title in ("Speed", "Where a step goes", "Attention alone",
+                                                     "Kernels of a micro-batch", "Study: matmul"))
            and "| adamw | " in report and "tiny-2 fp8-all" in report and "PyTorch fused, BF16" in report,
            "the report has the tables of speed, kernels, peers and studies", report)
     numbers = json.loads(tarfile.open("good/out/logs.tgz").extractfile("logs/results.json").read())
