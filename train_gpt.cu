@@ -2497,7 +2497,7 @@ int run_command(const std::vector<std::string>& args) {
     const auto [name, subcommand] = has_subcommand ? parse_subcommand(args[0]) : SUBCOMMANDS[0];
     const auto topic = help_topic(args);
     if (args.empty() || topic) {
-        fputs(help_text(subcommand, topic.value_or("")).c_str(), stdout);
+        fputs(help_text(has_subcommand ? int(subcommand) : ALL, topic.value_or("")).c_str(), stdout);
         return args.empty() ? 2 : 0;
     }
     const Options options = parse_options(subcommand, name, {args.begin() + has_subcommand, args.end()});

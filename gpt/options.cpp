@@ -106,60 +106,65 @@ static Flag toggle(const char* name, int subcommands, T& to, const char* example
 
 std::vector<Flag> flag_table(Options& o) {
     const std::pair<const char*, std::vector<Flag>> groups[] = {{"model", {
-        text("--model", TRAIN | PLAN, "NAME", o.model, "gpt2-medium",
+        text("--model", COMMON | TRAIN | PLAN, "NAME", o.model, "gpt2-medium",
              "Size of a new model, such as gpt2 or gpt3-350m. Names: gpt2, gpt2-medium, gpt2-large, gpt2-xl, "
              "gpt3-125m, -350m, -760m, -1.3b, -2.7b, -6.7b, -13b; for plan also 1b, 7b, 70b and 405b. --layers, "
              "--heads, --channels, --context and --vocab override its sizes."),
-        text("--from", ALL, "DIR", o.from, "./train_gpt eval --from models/gpt2 --data data/shakespeare.txt",
+        text("--from", COMMON | ALL, "DIR", o.from, "./train_gpt eval --from models/gpt2 --data data/shakespeare.txt",
              "Hugging Face GPT-2 folder to start from, evaluate or sample. It has config.json, model.safetensors and, "
              "for text, a tokenizer. A run's folder stands for its last checkpoint. Without --from, train initialises "
              "weights at random."),
-        number("--layers", TRAIN | PLAN, "N", o.layers, {1}, "6", "Number of layers (default: the model's)"),
-        number("--heads", TRAIN | PLAN, "N", o.heads, {1}, "6",
+        number("--layers", COMMON | TRAIN | PLAN, "N", o.layers, {1}, "6", "Number of layers (default: the model's)"),
+        number("--heads", COMMON | TRAIN | PLAN, "N", o.heads, {1}, "6",
                "Attention heads per layer (default: the model's). channels / heads must be 16, 32, ... or 128."),
-        number("--channels", TRAIN | PLAN, "N", o.channels, {1}, "384",
+        number("--channels", COMMON | TRAIN | PLAN, "N", o.channels, {1}, "384",
                "Channels of the residual stream (default: the model's)"),
-        number("--context", TRAIN | PLAN, "T", o.context, {1}, "256",
-               "Number of positions, the longest sequence (default: the model's)"),
+        number("--context", COMMON | TRAIN | PLAN, "T", o.context, {1}, "256",
+               "Positions of a new model, its longest sequence; --seq-len may be shorter (default: the model's)"),
         number("--vocab", TRAIN | PLAN, "N", o.vocab, {1}, "512",
                "Vocabulary size (default: 256 for data in bytes, else the model's)"),
         number("--eot", TRAIN, "TOKEN", o.eot, {0}, "./train_gpt --data \"data/*.bin\" --vocab 32000 --eot 0",
                "End-of-text token of a new model on shards (default: 50256 for GPT-2's, else the last token). "
                "config.json has it, and samples begin with it."),
     }}, {"data", {
-        text("--data", TRAIN | EVAL, "PATTERN", o.data, "./train_gpt --data \"data/*.txt\" --out runs/mine",
+        text("--data", COMMON | TRAIN | EVAL, "PATTERN", o.data, "./train_gpt --data \"data/*.txt\" --out runs/mine",
              "Text files or .bin token shards to train on or evaluate. Globs are allowed. The tokenizer in --from "
              "tokenizes text; without one, each byte is a token. Shards have llm.c's format (data/README.md)."),
-        text("--val-data", TRAIN, "PATTERN", o.val_data, "data/shakespeare.txt",
+        text("--val-data", COMMON | TRAIN, "PATTERN", o.val_data, "data/shakespeare.txt",
              "Data for the validation loss (default: the end of --data)"),
-        number("--val-fraction", TRAIN, "X", o.val_fraction, {0, 0.9}, "0.05",
-               "Fraction of --data for validation, unless --val-data is given"),
+        number("--val-fraction", TRAIN | EVAL, "X", o.val_fraction, {0, 0.9}, "0.05",
+               "Fraction at the end of --data for validation, unless --val-data is given (default: 0.1; eval: all of "
+               "--data). With the run's value, eval evaluates the tokens that training validates on."),
         choice("--shuffle", TRAIN, o.shuffle, {"no", "yes"}, "no", "Shuffle training windows; no: in file order"),
         text("--hellaswag", TRAIN | EVAL, "FILE", o.hellaswag,
              "./train_gpt eval --from data/reference/hf_tiny --hellaswag data/reference/hellaswag.bin",
              "HellaSwag questions to answer with each validation loss. scripts/prepare.sh hellaswag writes the file "
              "for GPT-2's tokenizer."),
     }}, {"batch and memory", {
-        or_word("auto", o.micro_batch, AUTO, number("--micro-batch", TRAIN | EVAL | PLAN, "B", o.micro_batch,
+        or_word("auto", o.micro_batch, AUTO, number("--micro-batch", COMMON | TRAIN | EVAL | PLAN, "B", o.micro_batch,
                 {1, MAX_SEQUENCES}, "--micro-batch auto --total-batch 65536",
-                "Sequences per forward and backward pass. auto: as many as fit in memory and divide --total-batch.")),
-        number("--total-batch", TRAIN | PLAN, "TOKENS", o.total_batch, {1, MAX_STEP_TOKENS}, "65536",
-               "Tokens per optimizer step, over all GPUs (default: one micro-batch). Gradients accumulate over "
-               "micro-batches, so it must be a multiple of micro-batch x sequence x GPUs."),
+                "Sequences in a GPU's forward and backward pass; --total-batch counts the tokens of a step. auto: as "
+                "many as fit in memory and divide --total-batch.")),
+        number("--total-batch", COMMON | TRAIN | PLAN, "TOKENS", o.total_batch, {1, MAX_STEP_TOKENS}, "65536",
+               "Tokens per optimizer step, over all GPUs and micro-batches (default: one --micro-batch per GPU). "
+               "Gradients accumulate, so it must be a multiple of micro-batch x sequence x GPUs."),
         ramp("--batch-ramp", TRAIN, o.batch_ramp, "--total-batch 65536 --batch-ramp 8192:1000000",
              "Start with batches of FROM tokens, which grow linearly to --total-batch over the first TOKENS tokens. "
              "They grow by whole micro-batches, so FROM must be a multiple of micro-batch x sequence x GPUs."),
-        number("--seq-len", ALL, "T", o.seq_len, {1}, "512", "Tokens per sequence (default: the model's context)"),
-        choice("--recompute", TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "selective",
+        number("--seq-len", COMMON | ALL, "T", o.seq_len, {1}, "512",
+               "Tokens per sequence, at most the model's --context (default: the model's context)"),
+        choice("--recompute", COMMON | TRAIN | PLAN, o.recompute, {"none", "selective", "full"}, "selective",
                "Activations that backward recomputes, to save memory. selective: LayerNorm outputs and GELU; full: "
                "everything but the residual stream. The loss stays the same to the bit, unless --matmul-tuning has "
                "fused GELU with a matmul, which it does only with none."),
-        choice("--attention", ALL, o.attention, {"flash", "naive"}, "naive", "Attention algorithm. naive stores the T "
-               "x T scores and probabilities, which shows the memory that flash attention saves."),
+        choice("--attention", ALL, o.attention, {"flash", "naive"}, "naive", "Attention algorithm; --tensor-cores "
+               "selects the instructions of flash. naive stores the T x T scores and probabilities, which shows the "
+               "memory that flash attention saves."),
     }}, {"precision", {
-        choice("--matmul", TRAIN | PLAN, o.matmul, MATMUL_NAMES, "fp8",
-               "Precision of the blocks' matmuls; plain: the build's. fp8: FP8, except for weight gradients; fp8-all: "
-               "FP8 for them too. FP8 needs a BF16 build, and a GPU from Ada on or a CPU."),
+        choice("--matmul", COMMON | TRAIN | PLAN, o.matmul, MATMUL_NAMES, "fp8",
+               "Precision of the blocks' matmuls alone; plain: that of the build, make PRECISION=. fp8: FP8, except "
+               "for weight gradients; fp8-all: FP8 for them too. FP8 needs a BF16 build, and a GPU from Ada on or a "
+               "CPU."),
         choice("--fp8-scaling", TRAIN, o.fp8_scaling, FP8_SCALING_NAMES, "--matmul fp8 --fp8-scaling current",
                "Where FP8 scales come from. delayed: the amax of the last 16 steps; current: the tensor's own amax; "
                "none: all scales are 1, a demonstration of underflow."),
@@ -175,56 +180,61 @@ std::vector<Flag> flag_table(Options& o) {
                 "in backward (default: dynamic in FP16, else none). dynamic halves it after an overflow and doubles it "
                 "after 2,000 good steps. none in FP16 is a demonstration: gradients below 6e-8 underflow to 0."))),
     }}, {"optimizer", {
-        number("--steps", TRAIN, "N", o.steps, {1, MAX_STEPS}, "5000", "Number of optimizer steps"),
-        number("--tokens", TRAIN, "N", o.tokens, {0, MAX_STEPS}, "10000000",
-               "Tokens to train on instead of --steps; the last step may exceed them. 0: as --steps says."),
+        number("--steps", COMMON | TRAIN, "N", o.steps, {1, MAX_STEPS}, "5000", "Length of the run in optimizer steps"),
+        number("--tokens", COMMON | TRAIN, "N", o.tokens, {0, MAX_STEPS}, "10000000",
+               "Length of the run in tokens, instead of --steps (default: none). The last step may exceed it. 0: as "
+               "--steps says."),
         number("--minutes", TRAIN, "M", o.minutes, {}, "5",
-               "Minutes to train for instead of --steps. The learning rate follows the clock, so two runs differ in "
-               "their bits. Resumed runs continue with the rest. 0: as --steps says."),
-        number("--lr", TRAIN, "X", o.lr, {}, "3e-4", "Peak learning rate"),
+               "Length of the run in minutes, instead of --steps (default: none). The learning rate follows the "
+               "clock, so two runs differ in their bits. Resumed runs continue with the rest. 0: as --steps says."),
+        number("--lr", COMMON | TRAIN, "X", o.lr, {}, "3e-4", "Peak learning rate"),
         number("--min-lr", TRAIN, "X", o.min_lr, {}, "0", "Learning rate at the last step (default: a tenth of --lr)"),
-        number("--warmup", TRAIN, "STEPS", o.warmup, {0, MAX_STEPS}, "100",
-               "Steps in which the learning rate rises linearly to --lr. Below 1: a fraction of the run, which follows "
-               "--tokens and --minutes."),
-        choice("--schedule", TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"}, "wsd",
+        number("--warmup", COMMON | TRAIN, "STEPS", o.warmup, {0, MAX_STEPS}, "100",
+               "Steps in which the learning rate rises linearly to --lr (default: none). Below 1: a fraction of the "
+               "run, which follows --tokens and --minutes."),
+        choice("--schedule", COMMON | TRAIN, o.schedule, {"cosine", "linear", "wsd", "constant"}, "wsd",
                "Learning rate after warm-up. cosine, linear: decay to --min-lr; wsd: constant, then linear decay in "
                "the last fifth of steps."),
         choice("--optimizer", TRAIN | PLAN, o.optimizer, {"adamw", "muon"}, "muon", "Optimizer of the layers' weight "
                "matrices. muon orthogonalises their updates, without a second moment; AdamW updates all else."),
-        number("--weight-decay", TRAIN, "X", o.weight_decay, {}, "0.05", "Weight decay of matrices and embeddings"),
+        number("--weight-decay", COMMON | TRAIN, "X", o.weight_decay, {}, "0.05",
+               "Weight decay of matrices and embeddings"),
         number("--grad-clip", TRAIN, "X", o.grad_clip, {}, "0.5", "Maximum norm of the gradient; 0: no clipping"),
-        or_word("off", o.skip_spikes, 0.0, number("--skip-spikes", TRAIN, "Z", o.skip_spikes, {1e-3, 1e6}, "5",
+        or_word("off", o.skip_spikes, 0.0, number("--skip-spikes", TRAIN, "Z", o.skip_spikes, {1e-3, MAX_Z}, "5",
                 "Skip the update of a step whose loss or gradient norm is more than Z standard deviations above the "
-                "mean of the last 128 steps. This z-score is at most 11.3; log.jsonl has it in any case.")),
+                "mean of the last 128 steps. log.jsonl has this z-score in any case; of 128 values it is at most "
+                "sqrt(127).")),
         number("--beta1", TRAIN, "X", o.beta1, {0, 0.999999}, "0.9", "AdamW's decay rate of the first moment"),
         number("--beta2", TRAIN, "X", o.beta2, {0, 0.999999}, "0.99", "AdamW's decay rate of the second moment"),
         number("--eps", TRAIN, "X", o.eps, {}, "1e-6", "AdamW's epsilon, added to the denominator"),
         number("--noise-every", TRAIN, "STEPS", o.noise_every, {}, "--total-batch 65536 --noise-every 10",
-               "Steps between estimates of the gradient noise scale for log.jsonl; 0: never. They need at least two "
-               "micro-batches in a step or several GPUs, with --zero 0 or 1."),
+               "Steps between estimates of the gradient noise scale for log.jsonl; 0: never (default: never). They "
+               "need at least two micro-batches in a step or several GPUs, with --zero 0 or 1."),
         number("--seed", TRAIN | SAMPLE, "N", o.seed, {}, "1", "Seed of initial weights, data order and samples"),
     }}, {"run", {
-        text("--out", TRAIN, "DIR", o.out, "runs/mine",
-             "Folder for log.jsonl and checkpoints (default: nothing is written)"),
-        or_word("auto", o.resume, AUTO, toggle("--resume", TRAIN, o.resume,
+        text("--out", COMMON | TRAIN, "DIR", o.out, "runs/mine",
+             "Folder for log.jsonl and checkpoints (default: nothing is saved)"),
+        or_word("auto", o.resume, AUTO, toggle("--resume", COMMON | TRAIN, o.resume,
                 "./train_gpt --resume --out runs/mine --steps 2000", "Resume from the last checkpoint in --out. The "
                 "run's options apply unless others are given. auto: start a run if --out holds none, so that one "
                 "command does both, for launchers that restart it.")),
-        number("--eval-every", TRAIN, "STEPS", o.eval_every, {}, "100",
+        number("--eval-every", COMMON | TRAIN, "STEPS", o.eval_every, {}, "100",
                "Steps between validation losses; 0: never. If not 0, there is also one at the end."),
         number("--eval-sequences", TRAIN, "N", o.eval_sequences, {}, "0", "Sequences per validation loss; 0: all"),
-        number("--checkpoint-every", TRAIN, "STEPS", o.checkpoint_every, {}, "--out runs/mine --checkpoint-every 500",
-               "Steps between checkpoints; 0: never. If not 0, there is also one at the end."),
+        number("--checkpoint-every", COMMON | TRAIN, "STEPS", o.checkpoint_every, {},
+               "--out runs/mine --checkpoint-every 500", "Steps between checkpoints; 0: never. If not 0, there is "
+               "also one at the end."),
         number("--keep", TRAIN, "N", o.keep, {}, "--out runs/mine --keep 2",
-               "Number of newest checkpoints to keep; 0: all"),
-        number("--sample-every", TRAIN, "STEPS", o.sample_every, {}, "100", "Steps between samples; 0: never. If not "
-               "0, there is also one before the first step and one at the end."),
+               "Number of newest checkpoints to keep; 0: all (default: all)"),
+        number("--sample-every", COMMON | TRAIN, "STEPS", o.sample_every, {}, "100", "Steps between samples; 0: never "
+               "(default: never). If not 0, there is also one before the first step and one at the end."),
         text("--trace", TRAIN, "FILE", o.trace, "trace.json", "Write a Chrome trace of the first three steps, for "
              "ui.perfetto.dev. It shows launches, kernels, copies and live bytes."),
         toggle("--verbose", TRAIN | EVAL, o.verbose, "--verbose",
                "Print details at the start: memory by category, kernels, matmul tuning. log.jsonl has them too."),
-        choice("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, TENSOR_CORE_NAMES, "none", "Tensor-core "
-               "instructions of flash attention. mma: from Ampere on; wgmma: Hopper; auto: the best available."),
+        choice("--tensor-cores", TRAIN | EVAL | SAMPLE, o.tensor_cores, TENSOR_CORE_NAMES, "none",
+               "Instructions of flash attention on a GPU's tensor cores; --tensor-parallel is about several GPUs. "
+               "mma: from Ampere on; wgmma: Hopper; auto: the best available."),
         choice("--matmul-tuning", TRAIN | EVAL, o.matmul_tuning, {"off", "on"}, "off", "Time cuBLASLt's algorithms and "
                "use the fastest. The choices are stored in ~/.cache/gpt.cu/matmul.json. off: cuBLASLt's first choice."),
         choice("--graph", TRAIN | EVAL, o.graph, {"auto", "off", "on"}, "on",
@@ -238,10 +248,12 @@ std::vector<Flag> flag_table(Options& o) {
              "Text to continue; - reads standard input. Needs a tokenizer in --from, or a model of bytes."),
         number("--temperature", TRAIN | SAMPLE, "X", o.temperature, {}, "0.8",
                "Divisor of the logits; 0: always the likeliest token"),
-        number("--top-k", TRAIN | SAMPLE, "K", o.top_k, {}, "40", "Sample from the K likeliest tokens; 0: from all"),
+        number("--top-k", TRAIN | SAMPLE, "K", o.top_k, {}, "40",
+               "Sample from the K likeliest tokens; 0: from all (default: all)"),
         number("--top-p", TRAIN | SAMPLE, "P", o.top_p, {0, 1}, "0.9",
                "Sample from the likeliest tokens of total probability P"),
-        number("--sample-tokens", TRAIN | SAMPLE, "N", o.sample_tokens, {1}, "100", "Length of a sample, in tokens"),
+        number("--sample-tokens", TRAIN | SAMPLE, "N", o.sample_tokens, {1}, "100",
+               "Length of a sample in tokens; --tokens is that of a run"),
         number("--samples", SAMPLE, "N", o.samples, {1}, "--samples 3 --seed 1",
                "Number of samples. They use the seeds --seed, --seed + 1, and so on."),
         text("--stop", SAMPLE, "TEXT", o.stop, "Question:", "End a sample before this text"),
@@ -249,16 +261,17 @@ std::vector<Flag> flag_table(Options& o) {
              "./train_gpt sample --from data/reference/hf_tiny --prompt-tokens 15,9,5",
              "Token ids to continue, such as 15496,995; - reads standard input"),
     }}, {"multi-GPU", {
-        or_word("all", o.gpus, ALL_GPUS, number("--gpus", TRAIN | EVAL | PLAN, "N", o.gpus, {1, MAX_GPUS},
+        or_word("all", o.gpus, ALL_GPUS, number("--gpus", COMMON | TRAIN | EVAL | PLAN, "N", o.gpus, {1, MAX_GPUS},
                 "--gpus 2 --zero 1", "GPUs of this machine, one process each. On several machines use torchrun, srun "
                 "or mpirun (dev/many_gpus.md).")),
         number("--tensor-parallel", TRAIN | EVAL | PLAN, "T", o.tensor_parallel, {1, 128},
                "--gpus 2 --tensor-parallel 2",
-               "GPUs that share each micro-batch and each layer. They split attention's heads and the MLP's channels, "
-               "and between them the rows. They must be on one machine. T must divide --gpus, the heads and the "
-               "sequence."),
-        number("--zero", TRAIN | PLAN, "STAGE", o.zero, {0, 3}, "--gpus 2 --zero 1", "ZeRO stage: 1 shards optimizer "
-               "states, 2 also gradients, 3 also parameters. The master weights count as optimizer states."),
+               "GPUs that share each layer (tensor parallelism), unlike --tensor-cores, which are in each GPU. They "
+               "split attention's heads and the MLP's channels, and between them the rows. They must be on one "
+               "machine. T must divide --gpus, the heads and the sequence."),
+        number("--zero", TRAIN | PLAN, "STAGE", o.zero, {0, 3}, "--gpus 2 --zero 1",
+               "ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters (default: none). The "
+               "master weights count as optimizer states."),
         choice("--overlap", TRAIN, o.overlap, {"off", "on"}, "--gpus 2 --overlap off",
                "Overlap communication with computation"),
         number("--timeout", TRAIN | EVAL, "SECONDS", o.timeout, {1}, "--gpus 2 --timeout 60",
@@ -266,18 +279,19 @@ std::vector<Flag> flag_table(Options& o) {
     }}, {"planning", {
         size("--gpu-memory", PLAN, o.gpu_memory, "80GB", "Memory of the GPU to plan for (default: this device's)"),
         choice("--precision", PLAN, o.precision, {"fp32", "bf16", "fp16"}, "fp16",
-               "Precision to plan for (default: bf16 with --gpu-memory, else the build's). Training uses the build's: "
-               "make PRECISION=fp32, bf16 or fp16."),
+               "Precision to plan for; --matmul adds FP8 (default: bf16 with --gpu-memory, else the build's). Training "
+               "uses the build's: make PRECISION=fp32, bf16 or fp16."),
         toggle("--scan", PLAN, o.scan,
                "--scan --model 7b --gpus 8 --gpu-memory 80GB --total-batch 524288 --bandwidth 450",
                "List the fastest layouts that fit. It tries --gpus and the smaller powers of two, --tensor-parallel 1 "
                "to 8 (the GPUs of a machine), each ZeRO stage and each --recompute. Needs --total-batch and "
                "--bandwidth."),
         number("--bandwidth", PLAN, "GB/S", o.bandwidth, {1e-3, 1e6}, "--gpus 8 --gpu-memory 80GB --bandwidth 450",
-               "GB/s that each GPU sends, to estimate a step's time. NVLink of an H100: 450; 400 Gb/s InfiniBand: 50."),
+               "GB/s that each GPU sends to others of --gpus, to estimate a step's time (default: no estimate). "
+               "NVLink of an H100: 450; 400 Gb/s InfiniBand: 50."),
         number("--tensor-bandwidth", PLAN, "GB/S", o.tensor_bandwidth, {1e-3, 1e6},
                "--gpus 8 --tensor-parallel 2 --gpu-memory 80GB --bandwidth 50 --tensor-bandwidth 300",
-               "GB/s that each GPU sends within its tensor group (--tensor-parallel), on one machine"),
+               "GB/s that each GPU sends within its group of --tensor-parallel; --bandwidth is that of all else"),
         number("--flops", PLAN, "TFLOPS", o.flops, {1e-3, 1e6}, "--gpus 8 --bandwidth 450 --flops 300",
                "TFLOP/s that each GPU sustains (default: 400 in 16 bits, 27 in FP32). The defaults are 40 % of an "
                "H100's peak."),
@@ -428,8 +442,8 @@ static std::string help_of_flag(const Flag& flag, size_t width) {
 static std::string markdown(const std::vector<Flag>& flags) {
     std::string group, text =
         "# Options of train_gpt\n\n"
-        "`./train_gpt --help` lists the options, `./train_gpt --help FLAG` explains one with an example. "
-        "`--flag VALUE` and\n`--flag=VALUE` mean the same. If a flag is repeated, the last value counts.\n";
+        "`./train_gpt --help all` lists the options, `./train_gpt --help FLAG` explains one with an example. "
+        "`--flag VALUE`\nand `--flag=VALUE` mean the same. If a flag is repeated, the last value counts.\n";
     for (const Flag& flag : flags) {
         const Explanation e = explain(flag);
         if (std::exchange(group, flag.group) != flag.group)
@@ -442,9 +456,12 @@ static std::string markdown(const std::vector<Flag>& flags) {
     return text;
 }
 
-const char* const USAGE[] = {   // in the order of SUBCOMMANDS
-    "[train] --data PATTERN [options]", "eval --from DIR [--data PATTERN] [--hellaswag FILE] [options]",
-    "sample --from DIR [--prompt TEXT] [options]", "plan [options]"};
+struct Usage { const char *arguments, *purpose; };
+const Usage USAGE[] = {   // in the order of SUBCOMMANDS
+    {"[train] --data PATTERN [options]", "trains a model"},
+    {"eval --from DIR [--data PATTERN] [--hellaswag FILE] [options]", "prints a model's loss and HellaSwag score"},
+    {"sample --from DIR [--prompt TEXT] [options]", "continues a text"},
+    {"plan [options]", "predicts memory and time of a training run"}};
 
 std::string help_text(int subcommands, const std::string& topic, size_t width) {
     Options defaults;
@@ -454,16 +471,21 @@ std::string help_text(int subcommands, const std::string& topic, size_t width) {
         if (topic == name) return help_text(subcommand, "", width);
     for (const Flag& flag : flags)
         if (topic == flag.name || topic == flag.name + 2) return help_of_flag(flag, width);
-    if (!topic.empty()) throw no_such_flag(topic, flags);
-    if (subcommands == TRAIN) subcommands = ALL;
+    if (!topic.empty() && topic != "all") throw no_such_flag(topic, flags);
+    const bool brief = topic.empty() && subcommands & TRAIN;
     std::string help, group;
-    for (size_t i = 0; i < std::size(USAGE); i++)
-        if (subcommands & SUBCOMMANDS[i].second)
-            help += wrapped(help.empty() ? "usage:" : "", std::string("./train_gpt ") + USAGE[i], 7, width);
-    help += "\n./train_gpt --help FLAG explains one option.\n";
-    if (subcommands == ALL) help += "./train_gpt eval --help lists the options of eval alone.\n";
+    for (size_t i = 0; i < std::size(USAGE); i++) {
+        const auto& [name, subcommand] = SUBCOMMANDS[i];
+        if (brief && subcommand != TRAIN)
+            help += wrapped(format("       ./train_gpt %s --help", name), USAGE[i].purpose, 34, width);
+        else if (subcommands & subcommand)
+            help += wrapped(help.empty() ? "usage:" : "",
+                            format("./train_gpt %s  # %s", USAGE[i].arguments, USAGE[i].purpose), 7, width);
+    }
+    help += brief ? "\nOptions of most runs; ./train_gpt --help all lists all.\n" : "\n";
+    help += "./train_gpt --help FLAG explains one option.\n";
     for (const Flag& flag : flags) {
-        if (!(flag.subcommands & subcommands)) continue;
+        if (!(flag.subcommands & (brief ? COMMON : subcommands))) continue;
         const Explanation e = explain(flag);
         std::string notes = e.by_default.empty() ? "" : "default:\1" + e.by_default;   // \1: a space without a break
         if (subcommands == ALL && !(flag.subcommands & TRAIN))

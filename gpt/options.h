@@ -31,6 +31,7 @@ enum class Schedule { COSINE, LINEAR, WSD, CONSTANT };
 // --loss-scaling: one of these, or a fixed scale.
 constexpr double DYNAMIC_SCALE = 0, NO_SCALE = 1, SCALE_BY_PRECISION = -1;
 constexpr double MAX_LOSS_SCALE = 1 << 24;
+constexpr double MAX_Z = 11.26;   // of --skip-spikes: a z-score of 128 values is at most sqrt(127) = 11.27
 
 // A model's sizes.
 struct Config {
@@ -105,6 +106,7 @@ const std::set<std::string> BUDGETS = {"--steps", "--tokens", "--minutes"};   //
 
 enum Subcommand { TRAIN = 1, EVAL = 2, SAMPLE = 4, PLAN = 8 };
 constexpr int ALL = TRAIN | EVAL | SAMPLE | PLAN;
+constexpr int COMMON = 16;   // with subcommands of a flag: --help lists it, not only --help all
 const std::pair<const char*, Subcommand> SUBCOMMANDS[] = {
     {"train", TRAIN}, {"eval", EVAL}, {"sample", SAMPLE}, {"plan", PLAN}};
 
@@ -117,7 +119,7 @@ constexpr long MAX_STEPS = 1000000000000, MAX_STEP_TOKENS = MAX_STEPS;   // far 
 
 struct Flag {
     const char* name;
-    int subcommands;           // those that accept the flag
+    int subcommands;           // those that accept the flag, and COMMON
     std::string placeholder;   // of the value in --help: N, DIR, none|fp32
     std::string values;        // the valid values in words: a whole number, at least 1
     const char* example;       // a value or arguments, which example_command() completes
@@ -140,8 +142,8 @@ Options parse_options(Subcommand subcommand, const char* name, const std::vector
 std::optional<std::string> help_topic(const std::vector<std::string>& args);
 size_t terminal_columns();   // of standard output; 0 if it is not a terminal or its width is unknown
 size_t help_width();         // columns of --help: the terminal's, or $COLUMNS, or 100; at least 60
-// Returns the list of the options of `subcommands` or, if `topic` is not empty, help on it: a subcommand's list, a
-// flag's explanation, or all flags in Markdown for the topic "markdown".
+// Returns the list of the options of `subcommands`, with train only the COMMON ones, or help on `topic` if it is not
+// empty: "all" lists all options of `subcommands`, "markdown" is a page with all; a subcommand; a flag.
 std::string help_text(int subcommands, const std::string& topic = "", size_t width = help_width());
 std::string example_command(const Flag& flag);
 
