@@ -2374,8 +2374,10 @@ StepResult train_step(TrainingRun& run, Loader& loader, bool evaluates) {
     run.bytes_sent += world.bytes_sent - sent_before;
     if (!result.is_finite) {
         run.tried = run.step;   // no checkpoint of these weights
-        throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s", run.step,
-                      result.loss, result.norm, run.last_checkpoint.empty() ? "none" : run.last_checkpoint.c_str());
+        const bool unscaled = FLOATX == DType::FP16 && run.scale.interval == 0;
+        throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s; try %s", run.step,
+                      result.loss, result.norm, run.last_checkpoint.empty() ? "none" : run.last_checkpoint.c_str(),
+                      unscaled ? "--loss-scaling dynamic" : "a lower --lr, a longer --warmup, a smaller --grad-clip");
     }
     json record = step_record(run, result, evaluates);
     if (squared) add_noise(record, run, result, *squared);
@@ -2446,6 +2448,7 @@ void train(const Options& o) {
     const Memory memory = memory_now();
     const Memory least = {size_t(least_of_all(memory.available)), size_t(least_of_all(memory.all))};   // of all GPUs
     const Setup setup = make_setup(o, config, Purpose::TRAINING, least);
+    require_window(data.train, setup.T);
     print_head_rows(setup, start);
     find_peak(o);
     print_run(setup, o, data, accumulation_steps(o, setup), start);

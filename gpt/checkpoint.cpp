@@ -262,10 +262,23 @@ std::map<long, std::string> list_checkpoints(const std::string& out) {
     return found;
 }
 
+// Returns the newest model or run in a folder; "" if there is none.
+static std::string newest_model(const std::string& folder) {
+    std::map<fs::file_time_type, std::string> by_time;
+    std::error_code ignored;
+    for (const std::string& path : paths_in(folder))
+        if (exists(path + "/config.json") || !list_checkpoints(path).empty())
+            by_time[fs::last_write_time(path, ignored)] = path;
+    return by_time.empty() ? "" : by_time.rbegin()->second;
+}
+
 std::string model_folder(const std::string& from) {
     if (from.empty() || exists(from + "/config.json")) return from;
     const auto checkpoints = list_checkpoints(from);
     if (!checkpoints.empty()) return checkpoints.rbegin()->second;
+    if (const std::string newest = newest_model(from); !newest.empty())
+        throw UserError("--from %s: neither a model nor a run, but holds some; the newest: --from %s", from.c_str(),
+                        shell_word(newest).c_str());
     const std::string name = last_part(from);
     for (const char* released : {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"})
         if (name == released && !exists(from))
@@ -392,7 +405,11 @@ Start find_start_in_folder(const Options& o) {
         if (o.resume) throw UserError("--resume needs --out DIR, the folder of the run to resume");
         return start;
     }
-    start.lock = std::make_shared<Descriptor>(open_run_folder(o.out, o.resume));
+    const bool is_new = !exists(o.out);
+    start.lock = {new Descriptor(open_run_folder(o.out, o.resume)), [is_new, out = o.out](Descriptor* lock) {
+        if (is_new) rmdir(out.c_str());   // succeeds only if it is empty, after an error before the run's first record
+        delete lock;
+    }};
     const auto checkpoints = list_checkpoints(o.out);
     if (!o.resume && holds_run(o.out))
         throw UserError("--out %s already holds a run; add --resume to continue it, or choose another folder",

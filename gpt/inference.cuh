@@ -16,6 +16,7 @@ void eval(const Options& o) {
     const bool needs_text = !o.data.empty() && tokens.bytes_only();
     const Text text = needs_text ? Text(o.from, m.config.vocab) : text_if_any(o.from, m.config.vocab);
     tokens.tokenize(text);
+    if (o.given.count("--val-fraction")) tokens = tokens.split_tail(o.val_fraction);
     std::vector<Question> questions;
     if (!o.hellaswag.empty()) questions = read_questions(o.hellaswag, m.config.vocab, m.setup.T);
     const std::vector<int> zeros(m.setup.N());

@@ -420,7 +420,12 @@ int supervise(const Options& o, std::vector<pid_t> ranks, const std::atomic<long
 // With --gpus N starts and supervises N ranks. Returns the run's exit code in the supervising process; returns -1 in
 // each rank and without --gpus.
 int start_processes(const Options& o) {
-    const size_t count = o.gpus == ALL_GPUS ? count_gpus() : o.gpus;
+    if (o.gpus == 1) return -1;
+    constexpr int MAX_EMULATED = 32;   // devices of dev/cpu, which emulates those that --gpus names: max_ranks in nccl.h
+    if (o.gpus != ALL_GPUS) setenv("CUDA_CPU_DEVICES", std::to_string(std::min(o.gpus, MAX_EMULATED)).c_str(), 0);
+    const size_t found = count_gpus(), count = o.gpus == ALL_GPUS ? found : o.gpus;
+    if (found > 0 && count > found)   // if none is found, each rank reports why
+        throw UserError("--gpus %zu: expected at most %zu, the GPUs of this machine", count, found);
     if (count <= 1) return -1;
     if (!world.alone())
         throw UserError("--gpus %zu: expected --gpus or a launcher, found %s=%zu, which %s has set", count,
@@ -583,8 +588,6 @@ void open_device(TensorCores wanted, int threads = 0) {
     if (workers > 0) setenv("CUDA_CPU_THREADS", std::to_string(workers).c_str(), 1);   // for dev/cpu's cudaSetDevice
     int count = 0;
     check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-    if (world.of_machine > static_cast<size_t>(count) && !world.launcher)
-        throw UserError("--gpus %zu: expected at most %d, the GPUs of this machine", world.size, count);
     if (world.of_machine > static_cast<size_t>(count))
         throw UserError("%zu processes on this machine: expected a GPU for each process, and that each process sees "
                         "all GPUs, found %d GPUs (with srun: --gpus-per-node, not --gpus-per-task)", world.of_machine,

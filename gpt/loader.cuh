@@ -32,13 +32,20 @@ void divide_data(TrainData& data, const Options& o, const std::string& dir, cons
     data.text = reads_text ? Text(dir, c.vocab) : text_if_any(o.eval_every > 0 ? dir : "", c.vocab);   // bits per byte
     data.bos = dir.empty() ? end_of_text(o, data.train, c.vocab) : bos_token(dir, c.vocab);
     if (!dir.empty() && o.given.count("--eot") && o.eot != data.bos)
-        throw UserError("--eot %d: differs from the bos_token_id in %s/config.json; expected no such flag", o.eot,
-                        dir.c_str());
+        throw UserError("--eot %d: differs from the bos_token_id in %s/config.json, which --from keeps; leave out "
+                        "--eot", o.eot, dir.c_str());
     if (dir.empty() && o.eot < 0 && !data.train.bytes_only() && data.train.largest(SOME) < data.bos)
         printf("note       the end-of-text token is %d, which the data seems not to have; --eot N changes it\n",
                data.bos);
     for (Tokens* tokens : {&data.train, &data.val}) tokens->tokenize(data.text);
     if (o.val_data.empty() && o.eval_every > 0) data.val = data.train.split_tail(o.val_fraction);
+}
+
+void require_window(const Tokens& tokens, size_t T) {
+    if (tokens.windows(Windows::WHOLE, T) == 0)
+        throw UserError("%s: expected at least %zu tokens for --seq-len %zu, found %zu tokens",
+                        tokens.pieces().empty() ? "--data" : tokens.pieces()[0].file->path().c_str(), T + 1, T,
+                        tokens.count());
 }
 
 // Writes order (N), the positions of inputs (N) sorted by token, for embedding's backward: a counting sort.
@@ -56,11 +63,7 @@ public:
     Loader(const Model& m, const Tokens& tokens, Shuffle shuffle, uint64_t seed, uint64_t first_window)
         : m_(m), tokens_(tokens), windows_(shuffle == Shuffle::YES ? Windows::ANYWHERE : Windows::WHOLE),
           seed_(splitmix64(seed)), next_window_(first_window + m.setup.rank / m.setup.tensor * m.setup.B) {
-        const size_t N = m.setup.N(), T = m.setup.T;
-        if (tokens.windows(Windows::WHOLE, T) == 0)
-            throw UserError("%s: expected at least %zu tokens for --seq-len %zu, found %zu tokens",
-                            tokens.pieces().empty() ? "--data" : tokens.pieces()[0].file->path().c_str(), T + 1, T,
-                            tokens.count());
+        const size_t N = m.setup.N();
         for (Slot& slot : slots_) {
             check(cudaMallocHost(reinterpret_cast<void**>(&slot.host), 3 * N * sizeof(int)), "cudaMallocHost");
             check(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming), "cudaEventCreate");

@@ -106,11 +106,12 @@ Config config_from_options(const Options& o, int default_vocab) {
 Config config_of_folder(const Options& o, const std::string& dir) {
     Config found = read_config(dir + "/config.json"), wanted = wanted_config(o, found);
     const auto of_wanted = sizes(o, wanted), of_found = sizes(o, found);
+    const char* loads = o.resume ? "--resume" : "--from";
     for (size_t i = 0; i < of_found.size(); i++)
         if (*of_wanted[i].model != *of_found[i].model)
-            throw UserError("%s %d: differs from the model in %s, which %s loads; expected %d, or no such flag",
-                            of_found[i].flag, *of_wanted[i].model, dir.c_str(), o.resume ? "--resume" : "--from",
-                            *of_found[i].model);
+            throw UserError("%s %d: the model in %s has %d, which %s keeps; leave out %s, or start a new model without "
+                            "%s", of_found[i].flag, *of_wanted[i].model, dir.c_str(), *of_found[i].model, loads,
+                            o.given.count("--model") ? "--model" : of_found[i].flag, loads);
     return found;
 }
 
@@ -195,8 +196,9 @@ void require_tensor_parallel(const Setup& s) {
 
 void require_consistent(const Options& o, const Setup& s) {
     if (s.T > s.config.context)
-        throw UserError("--seq-len %d: expected at most the model's context of %d; --context %d creates a longer one",
-                        s.T, s.config.context, s.T);
+        throw UserError("--seq-len %d: expected at most the model's context of %d, which %s", s.T, s.config.context,
+                        o.resume ? "--resume keeps" : !o.from.empty() ? "--from keeps"
+                        : format("--context %d extends", s.T).c_str());
     if (s.N() >= MAX_ROWS)
         throw UserError("--micro-batch %d: expected at most %zu sequences of %d tokens", s.B, (MAX_ROWS - 1) / s.T,
                         s.T);
@@ -355,8 +357,9 @@ void print_run(const Setup& s, const Options& o, const TrainData& data, long acc
         grouped(o.batch_ramp.from).c_str(), grouped(o.batch_ramp.tokens).c_str());
     const std::string length = o.minutes > 0 ? format("%g minutes", o.minutes) :
         o.tokens > 0 ? grouped(o.tokens) + " tokens" : grouped(o.steps) + " steps";
-    printf("step       %s%s; %s%s, recompute %s%s%s\n", step_text(s, accumulation).c_str(), ramp.c_str(),
-           length.c_str(), resumed.c_str(), recompute_name(s), matmul.c_str(), zero.c_str());
+    printf("step       %s%s; %s%s, recompute %s%s%s%s\n", step_text(s, accumulation).c_str(), ramp.c_str(),
+           length.c_str(), resumed.c_str(), recompute_name(s), matmul.c_str(), zero.c_str(),
+           o.out.empty() ? "; not saved without --out" : "");
     printf("memory     %s\n", memory_text(plan(s), memory_now().all, s.optimizer).c_str());
     const double step = double(accumulation) * s.N() * s.data();
     const bool unknown = o.minutes > 0 || (o.tokens > 0 && o.batch_ramp.tokens > 0);

@@ -91,6 +91,7 @@ inline int run_tests(const std::string& only = "", bool list_only = false) {
             if (std::string(test.name).rfind(prefix, 0) == 0) run = ++count > 0;
         if (!run) continue;
         printf("%s\n", test.name);
+        fflush(stdout);   // a kernel may abort the program
         if (!list_only) run_test(test);
     }
     for (const auto& [prefix, count] : matches)
