@@ -18,48 +18,80 @@ void reject(const std::string& what, const std::string& command, const Texts& na
 
 const std::string TINY = "train --layers 1 --heads 1 --channels 16 --context 16 --steps 1 --data @/text.txt ";
 
-// Expects that every command line in a group of rejected.txt is rejected.
-void reject_group(const std::string& group) {
+// Calls test(input, texts) for each row of a group in rejected.txt, with {a|b} for each alternative.
+typedef std::function<void(const std::string& input, const Texts& texts)> RowTest;
+
+void test_row(const std::string& row, const RowTest& test) {
+    const size_t arrow = row.find(" => ");
+    const std::string input = row.substr(0, arrow), texts = row.substr(arrow + 4), bounded = input + "}";
+    size_t open = input.find('{');
+    while (open != input.npos && bounded[bounded.find_first_of("|{}\"", open + 1)] != '|')   // a brace of JSON
+        open = input.find('{', open + 1);
+    if (open == input.npos) return test(input, split(texts, " ; "));
+    const std::string choices = input.substr(open, input.find('}', open) + 1 - open);
+    for (const std::string& choice : split(choices.substr(1, choices.size() - 2), "|"))
+        test_row(replaced(input, choices, choice) + " => " + replaced(texts, "{}", choice == "''" ? "" : choice), test);
+}
+
+void test_rows(const std::string& group, const RowTest& test) {
     bool inside = false;
     size_t count = 0;
     for (const std::string& line : split(read_bytes("dev/tests/rejected.txt"), "\n")) {
-        if (line.empty() || line[0] == '#') continue;
-        if (line[0] == '[') inside = line == "[" + group + "]";
-        if (!inside || line[0] == '[') continue;
-        const size_t arrow = line.find(" => "), open = line.find('{'), close = line.find('}', open);
-        const std::string command = replaced(line.substr(0, arrow), "$TRAIN ", TINY), texts = line.substr(arrow + 4);
-        const std::string choices = open < arrow ? line.substr(open, close + 1 - open) : "{}";
-        for (const std::string& choice : split(choices.substr(1, choices.size() - 2), "|")) {
-            const std::string chosen = replaced(command, choices, choice);
-            reject(chosen, chosen, split(replaced(texts, "{}", choice == "''" ? "" : choice), " ; "));
-            count++;
-        }
+        if (line[0] == '[' && ends_with(line, "]")) inside = line == "[" + group + "]";
+        else if (inside && contains(line, " => ")) test_row(line, test), count++;
     }
     expect(count > 0, "rejected.txt has a group [" + group + "]");
+}
+
+// Expects that the command lines of a group are rejected.
+void reject_group(const std::string& group) {
+    test_rows(group, [](const std::string& input, const Texts& texts) {
+        reject(input, replaced(input, "$TRAIN ", TINY), texts);
+    });
+}
+
+// Expects that `command` is rejected if the file `path` has these bytes, with a line that also names the file.
+void reject_file(const std::string& what, const std::string& path, const std::string& bytes, const std::string& command,
+                 Texts named) {
+    write_bytes(path, bytes);
+    named.push_back(path);
+    reject(path + ": " + what, command, named);
+}
+
+// Returns a JSON file after the change in a row's input.
+std::string changed(json file, const std::string& change) {
+    if (change[0] == '-') file.erase(change.substr(1));
+    else if (change[0] == '+') file.update(json::parse(change.substr(1)));
+    else return change;
+    return file.dump();
 }
 
 // ==== flags ==================================================================
 
 TEST("flags") {
     Options defaults;
-    std::string rejected;
+    std::string rejected, accepted;
     for (const Flag& flag : flag_table(defaults)) {
+        if (flag.is_switch) continue;
         const json value = flag.value();
-        if (flag.is_switch || value == "" || value.is_null()) continue;
         const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-        if (!flag.parse(text)) rejected += format(" %s %s", flag.name, text.c_str());
+        if (value != "" && !value.is_null() && !flag.parse(text)) rejected += format(" %s %s", flag.name, text.c_str());
+        const bool is_text = flag.values == flag.placeholder;   // accepts any text
+        for (const char* wrong : {"", "12x", "1e", "-", "-3", "0x10", "nan", "inf", "1e999", "1,5", "none such"})
+            if (flag.parse(wrong) != (is_text && *wrong)) accepted += format(" %s '%s'", flag.name, wrong);
     }
     expect(rejected.empty(), "every flag accepts its own default", rejected);
+    expect(accepted.empty(), "flags reject what is not a number or a name; flags of text, only empty text", accepted);
     const Options o = parse_options(TRAIN, "train", {"--lr=3e-4", "--data=a=b", "--resume", "--out", "--"});
     expect(o.lr == 3e-4 && o.data == "a=b" && o.resume && o.out == "--", "--flag=value equals --flag value");
     for (const auto& [size, bytes] : {std::pair("1.5GB", 1.5e9), {"2MB", 2e6}, {"2GiB", 0x1p31}, {"3MiB", 3 * 0x1p20}})
         expect(parse_options(PLAN, "plan", {"--gpu-memory", size}).gpu_memory == bytes,
                format("%s are %.0f bytes", size, bytes));
-    const Outcome most = run(TINY +
-                             "--seed 9223372036854775807 --sample-every 1 --sample-tokens 2 --warmup 1000000000000 "
-                             "--eval-sequences 9223372036854775807 --eval-every 9223372036854775807 --steps 2");
-    const Outcome planned = run("plan --gpu-memory 80GB --total-batch 1000000000000");
-    expect_run(most.code == 0 && planned.code == 0 && contains(planned.out, "= 244140625 micro-batches of "),
+    const Outcome most = run(TINY + "--seed 9223372036854775807 --sample-every 1 --sample-tokens 2 --skip-spikes 11.26 "
+                             "--warmup 1000000000000 --eval-sequences 9223372036854775807 "
+                             "--eval-every 9223372036854775807 --steps 2");
+    const Outcome planned = run("plan --gpu-memory 80GB --micro-batch 625 --total-batch 1000000000000");
+    expect_run(most.code == 0 && planned.code == 0 && contains(planned.out, "= 1562500 micro-batches of 625 x 1024"),
                "flags accept both ends of their ranges", most, planned.err);
 }
 
@@ -72,14 +104,22 @@ TEST("help") {
         for (const std::string& line : split(text, "\n"))
             if (line.size() > width) wide += format(" %zu: '%s'", width, line.c_str());
     };
-    for (const auto& [name, subcommand] : SUBCOMMANDS) {
-        for (size_t width : {60, 80, 130}) check_width(help_text(subcommand, "", width), width);
-        for (const Flag& flag : flags) {
-            const bool listed = contains(help_text(ALL, name, 80), format("\n  %s ", flag.name));
-            if (listed != (subcommand == TRAIN || flag.subcommands & subcommand))
-                incomplete += format(" %s %s", name, flag.name);
-        }
+    const std::tuple<int, const char*, int> LISTS[] = {
+        {ALL, "", COMMON}, {TRAIN, "", COMMON}, {ALL, "train", COMMON}, {ALL, "all", ALL}, {TRAIN, "all", TRAIN},
+        {EVAL, "", EVAL}, {EVAL, "all", EVAL}, {SAMPLE, "", SAMPLE}, {ALL, "sample", SAMPLE}, {PLAN, "", PLAN}};
+    for (const auto& [subcommands, topic, expected] : LISTS) {
+        for (size_t width : {60, 80, 130}) check_width(help_text(subcommands, topic, width), width);
+        const std::string help = help_text(subcommands, topic, 80);
+        for (const Flag& flag : flags)
+            if (contains(help, format("\n  %s ", flag.name)) != ((flag.subcommands & expected) != 0))
+                incomplete += format(" %d '%s' %s", subcommands, topic, flag.name);
     }
+    const long common = std::count_if(flags.begin(), flags.end(), [](auto& f) { return f.subcommands & COMMON; });
+    const std::string list = help_text(ALL, "all", 1000);
+    expect(incomplete.empty() && common == 25,
+           "--help lists 25 flags, --help all lists all; eval --help lists those of eval", incomplete);
+    expect(!contains(list, "default: 0)") && !contains(list, "default: 0;"),
+           "a default of 0 is named by what it means: off, never, none or all", list);
     for (const Flag& flag : flags) {
         const std::string help = help_text(ALL, flag.name + 2, 80), command = example_command(flag);
         check_width(help, 80);
@@ -96,12 +136,11 @@ TEST("help") {
             if (!o.given.count("--" + other) && value != all_defaults[other]) examples += " " + other + ": " + command;
     }
     expect(wide.empty(), "no line of --help is wider than the terminal", wide);
-    expect(incomplete.empty(), "--help of a subcommand lists the flags that it accepts, train's lists all", incomplete);
     expect(examples.empty(), "--help FLAG shows a valid example, which sets the flag and no other option", examples);
     for (const auto& [command, expected] : std::map<std::string, std::string>{
-             {"--help", help_text(ALL, "", 80)}, {"train -h", help_text(ALL, "", 80)},
-             {"sample --help", help_text(SAMPLE, "", 80)}, {"--help lr", help_text(ALL, "lr", 80)},
-             {"train --help=--lr", help_text(ALL, "lr", 80)}}) {
+             {"--help", help_text(ALL, "", 80)}, {"--help all", help_text(ALL, "all", 80)},
+             {"train --help all", help_text(TRAIN, "all", 80)}, {"sample -h", help_text(SAMPLE, "", 80)},
+             {"--help lr", help_text(ALL, "lr", 80)}, {"train --help=--lr", help_text(ALL, "lr", 80)}}) {
         const Outcome outcome = run(command, "COLUMNS=80");
         expect_run(outcome.code == 0 && outcome.out == expected, command + " prints help in $COLUMNS columns", outcome);
     }
@@ -110,18 +149,7 @@ TEST("help") {
                "help is at least 60 columns wide, and 100 if the width is unknown", narrow, unknown.out);
 }
 
-TEST("suggestions") {
-    const std::pair<const char*, const char*> CASES[] = {
-        {"--learning-rate", "--lr"}, {"--learning_rate", "--lr"}, {"--batch-size", "--micro-batch"},
-        {"--block_size", "--seq-len"}, {"--n-layer", "--layers"}, {"--max-iters", "--steps"},
-        {"--dtype", "--precision"}, {"--output", "--out"}, {"--warmup-steps", "--warmup"}, {"--sead", "--seed"},
-        {"--weight", "--weight-decay"}, {"-steps", "--steps"}, {"--max-steps", "--steps"},
-        {"--Weight_Decay_Rate", "--weight-decay"}};
-    for (const auto& [word, flag] : CASES) {
-        const std::string error = error_of([&, word = word] { parse_options(TRAIN, "train", {word}); });
-        expect(error == format("%s: no such flag; did you mean %s?", word, flag), error);
-    }
-}
+TEST("suggestions") { reject_group("suggestions"); }
 
 TEST("bad flags") {
     need_our_folder();
@@ -195,7 +223,10 @@ TEST("bad data") {
     write_bytes("@/broken_words/tokenizer.json", "{}");
     copy_files("@/ours", "@/few_words");
     copy_files(TOKENIZER + "/tokenizer.json", "@/few_words/tokenizer.json");
+    fs::create_directory(scratch("@/shards"));
+    write_bytes("@/shards/1.bin", shard(tokens));
     reject_group("data");
+    expect(!fs::exists(scratch("@/too_short")), "data that is too short leaves no folder --out");
     test_unreadable_data();
     const Outcome brackets = run(TINY + "--data @/a[1].txt"), zero = run(TINY + "--data @/later_zero.txt");
     expect_run(brackets.code == 0, "a file whose name looks like a glob is found", brackets);
@@ -210,29 +241,18 @@ TEST("bad data") {
 
 TEST("bad questions") {
     const std::string good = read_bytes(QUESTIONS), EVAL = "eval --from data/reference/hf_tiny --hellaswag @/q.bin ";
-    // 16-bit words from the first question on: 65535, bytes, index, label, number of endings, length of the context.
-    auto with = [&](size_t word, uint16_t value) {
-        return std::string(good).replace(sizeof(int) * QUESTIONS_HEADER + 2 * word, 2, bytes_of(std::vector{value}));
-    };
-    auto with_header = [&](size_t number, int value) {
-        return std::string(good).replace(sizeof(int) * number, sizeof(int), bytes_of(std::vector{value}));
-    };
-    const std::tuple<const char*, std::string, Texts> CASES[] = {
-        {"without a header", good.substr(0, 1000), {"1000", "1024"}},
-        {"with another magic number", with_header(0, SHARD_MAGIC), {"20240520", "20240522"}},
-        {"of another version", with_header(1, 2), {"version 2"}},
-        {"that are truncated", good.substr(0, good.size() - 2), {"question 15", "truncated"}},
-        {"with bytes after the last question", good + "ab", {"2 bytes", "16 questions"}},
-        {"that begin with a wrong number", with(0, 7), {"question 0", "65535", "7"}},
-        {"with a label that is out of range", with(3, 4), {"question 0", "label 4", "4 endings"}},
-        {"without a context", with(5, 0), {"question 0", "context"}},
-        {"with a token outside the vocabulary", with(6, 211), {"question 0", "token 211", "211"}}};
-    for (const auto& [what, bytes, named] : CASES) {
-        write_bytes("@/q.bin", bytes);
-        Texts texts = named;
-        texts.push_back("@/q.bin");
-        reject(std::string("questions ") + what, EVAL, texts);
-    }
+    const size_t words = sizeof(int) * QUESTIONS_HEADER;   // where the first question begins
+    reject_file("without a header", "@/q.bin", good.substr(0, 1000), EVAL, {"1000", "1024"});
+    reject_file("truncated", "@/q.bin", good.substr(0, good.size() - 2), EVAL, {"question 15", "truncated"});
+    reject_file("bytes after the last question", "@/q.bin", good + "ab", EVAL, {"2 bytes", "16 questions"});
+    test_rows("questions", [&](const std::string& input, const Texts& texts) {
+        const std::vector<std::string> parts = split(input, " ");
+        const int at = stoi(parts[1]), value = stoi(parts[2]);
+        std::string bytes = good;
+        if (parts[0] == "word") bytes.replace(words + 2 * at, 2, bytes_of(std::vector<uint16_t>(1, value)));
+        else bytes.replace(sizeof(int) * at, sizeof(int), bytes_of(std::vector{value}));
+        reject_file(input, "@/q.bin", bytes, EVAL, texts);
+    });
     write_bytes("@/q.bin", good);
     reject("a question longer than a sequence", EVAL + "--seq-len 31", {"@/q.bin", "33 tokens", "32", "--seq-len"});
 }
@@ -244,56 +264,34 @@ TEST("bad folders") {
     need_first_run();
     write_bytes("@/in_the_way", "a file");
     fs::create_directory(scratch("@/no_run"));
+    fs::create_directory(scratch("@/runs"));
+    for (const char* name : {"older", "newer"}) copy_files("@/first", format("@/runs/%s", name));
+    fs::last_write_time(scratch("@/runs/older"), fs::file_time_type::clock::now() - std::chrono::hours(1));
     reject_group("folders");
     expect(!fs::exists(scratch("@/typo")), "--resume of a folder that does not exist does not create it");
 
     const std::string moments = "@/first/step_000010/optimizer.state", whole = read_bytes(moments);
     std::vector<RawTensor> negative = raw_tensors(moments);
     tensor_named("v/wpe.weight", negative).bytes.replace(8, 4, bytes_of(Floats{-1e-9f}));
-    auto with = [](const std::string& entries) { return "{\"step\": 10, \"next_window\": 1, " + entries + "}"; };
-    std::vector<std::tuple<const char*, std::string, Texts>> cases = {
-        {"trainer.json", "{\"step\": 10", {"JSON"}},
-        {"trainer.json", "{\"step\": 10}", {"next_window"}},
-        {"trainer.json", with("\"options\": {\"lr\": \"fast\"}"), {"lr", "fast", "a number"}},
-        {"trainer.json", with("\"tokens\": -1"), {"tokens", "-1"}},
-        {"trainer.json", with("\"last_norms\": " + json(std::vector<int>(129)).dump()), {"last_norms", "128"}},
-        {"optimizer.state", safetensors(negative), {"v/wpe.weight", "-1e-09"}},
-        {"optimizer.state", whole.substr(0, whole.size() / 2), {"truncated"}}};
-    for (const char* step : {"-1", "9", "10.5", "true", "1e300", "18446744073709551626", "\"10\""})
-        cases.push_back({"trainer.json", format("{\"step\": %s, \"next_window\": 1}", step), {"step"}});
-    for (const char* window : {"-1", "0.5", "false"})
-        cases.push_back({"trainer.json", format("{\"step\": 10, \"next_window\": %s}", window),
-                         {"next_window", window}});
-    for (const char* noise : {"1", "[1]", "[1, null]"})
-        cases.push_back({"trainer.json", with(format("\"noise\": %s", noise)), {"noise", "two numbers"}});
-    for (const char* list : {"1", "[null]", "[-1e+39]", "{}"})
-        for (const char* key : {"last_losses", "last_norms"})
-            cases.push_back({"trainer.json", with(format("\"%s\": %s", key, list)),
-                             {key, list, "at most 128 FP32 numbers"}});
-    for (const char* scale : {"0", "33554432", "1.5", "null"})
-        cases.push_back({"trainer.json",
-                         with(format("\"options\": {\"loss-scaling\": \"dynamic\"}, \"loss_scaling\": {\"scale\": %s, "
-                                     "\"good_steps\": 0, \"skipped_steps\": 0}", scale)), {"scale", scale}});
-    auto damage = [](const std::string& file, const std::string& bytes) {
-        copy_files("@/first", "@/damaged");
-        write_bytes("@/damaged/step_000010/" + file, bytes);
-    };
-    for (auto& [file, bytes, named] : cases) {
-        damage(file, bytes);
-        named.push_back(std::string("@/damaged/step_000010/") + file);
-        reject(format("--resume with %s: %s", file, bytes[0] == '{' ? bytes.c_str() : named[0].c_str()),
-               "train --data @/text.txt --out @/damaged --resume --steps 20", named);
-    }
-    const std::string COMMAND = "train --data @/text.txt --out @/damaged --resume --steps 12";
-    const Texts named = {"@/damaged/step_000010/optimizer.state", "rename this one's folder"};
-    damage("optimizer.state", whole.substr(0, whole.size() / 2));
-    reject("--resume with a damaged checkpoint; the message says how to resume from the one before it", COMMAND, named);
+    copy_files("@/first", "@/damaged");
+    const std::string STEP = "@/damaged/step_000010/", COMMAND = "train --data @/text.txt --out @/damaged --resume ";
+    const json trainer = read_json(scratch(STEP + "trainer.json"));
+    const json longer = {{"last_norms", std::vector<int>(129)}};
+    test_rows("trainer.json", [&](const std::string& input, const Texts& texts) {
+        reject_file(input, STEP + "trainer.json", changed(trainer, input), COMMAND + "--loss-scaling dynamic", texts);
+    });
+    reject_file("a list that is too long", STEP + "trainer.json", changed(trainer, "+" + longer.dump()), COMMAND,
+                {"last_norms", "128"});
+    write_json(scratch(STEP + "trainer.json"), trainer);
+    reject_file("negative", STEP + "optimizer.state", safetensors(negative), COMMAND, {"v/wpe.weight", "-1e-09"});
+    reject_file("cut; the message says how to resume from the checkpoint before it", STEP + "optimizer.state",
+                whole.substr(0, whole.size() / 2), COMMAND, {"truncated", "rename this one's folder"});
     fs::rename(scratch("@/damaged/step_000010"), scratch("@/damaged/aside"));
-    const Outcome resumed = run(COMMAND);
+    const Outcome resumed = run(COMMAND + "--steps 12");
     expect_run(resumed.code == 0 && log_of("@/damaged").size() == 15, "the checkpoint before it is resumed", resumed);
     for (const char* other : {"05", "10", "12"}) fs::remove_all(scratch(std::string("@/damaged/step_0000") + other));
     fs::rename(scratch("@/damaged/aside"), scratch("@/damaged/step_000010"));
-    reject("the only checkpoint, damaged", COMMAND, {named[0], "there is no checkpoint before it"});
+    reject("the only checkpoint, damaged", COMMAND, {STEP + "optimizer.state", "there is no checkpoint before it"});
 }
 
 // Expects that eval --from rejects a copy of @/ours in which `file` has other contents. The message names that file, or
@@ -303,7 +301,7 @@ void reject_folder(const std::string& what, const std::string& file, const std::
     copy_files("@/ours", "@/bad");
     write_bytes("@/bad/" + file, bytes);
     named.push_back("@/bad/" + (blamed.empty() ? file : blamed));
-    reject(what, "eval --from @/bad --data @/eval_50.bin", named);
+    reject(file + ": " + what, "eval --from @/bad --data @/eval_50.bin", named);
 }
 
 // Splits the weights of @/ours into two shards; expects that a wrong index and a wrong shard are rejected.
@@ -330,18 +328,12 @@ void test_bad_shards(const std::vector<RawTensor>& tensors) {
     write_part("h.safetensors", NAME);
     reject_index("a tensor missing in its shard", {{"weight_map", map}}, {"@/sharded/h.safetensors", NAME, "missing"});
     write_part("h.safetensors", "");
-    for (const std::string path : {"../ours/model.safetensors", "/etc/passwd", "sub/h.safetensors", ""}) {
-        json away = map;
-        away[NAME] = path;
-        reject_index("a shard in '" + path + "'", {{"weight_map", away}}, {index, NAME, "\"" + path + "\""});
-    }
-    json long_name = map, fewer = map;
-    long_name[NAME] = std::string(300, 'x');   // file systems allow 255 bytes
-    fewer.erase(NAME);
-    reject_index("a shard with a name of 300 bytes", {{"weight_map", long_name}},
-                 {"@/sharded/xxx", "File name too long"});
-    reject_index("an index without weight_map", {{"metadata", 1}}, {index, "weight_map"});
-    reject_index("a tensor missing in the index", {{"weight_map", fewer}}, {"@/sharded/h.safetensors", NAME});
+    test_rows("model.safetensors.index.json", [&](const std::string& input, const Texts& texts) {
+        const json content = json::parse(changed(map, input));
+        reject_index(input, input[0] == '{' ? content : json{{"weight_map", content}}, texts);
+    });
+    map[NAME] = std::string(300, 'x');   // file systems allow 255 bytes
+    reject_index("a shard with a name of 300 bytes", {{"weight_map", map}}, {"@/sharded/xxx", "File name too long"});
     fs::remove(scratch(index));
     for (const std::string name : {"pytorch_model-00001-of-00002.bin", "pytorch_model.bin"}) {
         write_bytes("@/sharded/" + name, "PK");
@@ -356,28 +348,14 @@ void test_bad_shards(const std::vector<RawTensor>& tensors) {
 
 // Expects that safetensors files are rejected if the header is valid JSON but violates the format.
 void test_bad_headers() {
-    auto file = [](const std::string& header, size_t bytes) {
-        return bytes_of(std::vector<uint64_t>{header.size()}) + header + std::string(bytes, '\0');
-    };
-    auto entry = [](const std::string& name, const std::string& shape, const std::string& offsets) {
-        return "\"" + name + "\":{\"dtype\":\"F32\",\"shape\":[" + shape + "],\"data_offsets\":[" + offsets + "]}";
-    };
-    const std::string A = entry("a", "1", "0,4");
-    struct Case { const char* what; std::string entries; size_t bytes; Texts named; };
-    const Case CASES[] = {
-        {"a hole between tensors", A + "," + entry("b", "1", "8,12"), 12, {"8 bytes together", "12 for them"}},
-        {"tensors that overlap", entry("a", "2", "0,8") + "," + entry("b", "1", "4,8"), 8, {"12 bytes together"}},
-        {"bytes after the last tensor", A, 7, {"4 bytes together", "7 for them"}},
-        {"a name that occurs twice", A + "," + entry("a", "1", "4,8"), 8, {"\"a\"", "twice"}},
-        {"an offset that is not a whole number", entry("a", "1", "0,4.5"), 4, {"a", "4.5"}},
-        {"a negative offset", entry("a", "1", "-4,0"), 4, {"a", "-4"}},
-        {"a shape that is not a whole number", entry("a", "true", "0,4"), 4, {"a", "true"}},
-        {"a shape beyond 64 bits", entry("a", "4611686018427387905,4", "0,16"), 16, {"a", "4611686018427387905"}},
-        {"a header with a million nested lists", "\"a\":" + std::string(1000000, '['), 0, {"levels deep"}}};
-    for (const Case& c : CASES)
-        reject_folder(c.what, "model.safetensors", file("{" + c.entries + "}", c.bytes), c.named);
-    reject_folder("a header that is a list", "model.safetensors", file("[1]", 0), {"header"});
-
+    test_rows("model.safetensors", [](const std::string& input, const Texts& texts) {
+        std::string header = input.substr(input.find(' ') + 1);
+        for (const auto& [brief, whole] : {std::pair("[[", R"({"dtype":"F32","shape":[)"),
+                                           {"],[", R"(],"data_offsets":[)"}, {"]]", "]}"}})
+            header = replaced(header, brief, whole);
+        reject_folder(input, "model.safetensors",
+                      bytes_of(std::vector<uint64_t>{header.size()}) + header + std::string(stoul(input), '\0'), texts);
+    });
     // Files of more than 100 MB. They are sparse and take no space on the disk.
     copy_files("@/ours", "@/huge");
     const uint64_t length = (100 << 20) + 1;
@@ -396,83 +374,40 @@ TEST("bad checkpoints") {
     const std::vector<RawTensor> tensors = raw_tensors(path);
     const size_t header = 8 + *reinterpret_cast<const uint64_t*>(whole.data()), all = whole.size();
     for (size_t length : {size_t(0), size_t(7), size_t(8), size_t(100), header, header + 4, all / 2, all - 1})
-        reject_folder(format("model.safetensors truncated to %zu of %zu bytes", length, all), "model.safetensors",
-                      whole.substr(0, length), {});
-    reject_folder("a header that is not JSON", "model.safetensors",
-                  replaced(whole, "{\"__metadata__\"", "?\"__metadata__\""),
-                  {"header"});
+        reject_folder(format("%zu of %zu bytes", length, all), "model.safetensors", whole.substr(0, length), {});
+    reject_folder("a header that is not JSON", "model.safetensors", std::string(whole).replace(8, 1, "?"), {"header"});
     test_bad_shards(tensors);
     test_bad_headers();
     for (const char* name : {"model.safetensors", "config.json"})
-        reject_folder(std::string(name) + " of a clone without git-lfs", name, POINTER, {"git lfs pull"});
+        reject_folder("a clone without git-lfs", name, POINTER, {"git lfs pull"});
 
-    const std::string NAME = "h.1.mlp.c_fc.bias";
-    const size_t n = 4 * read_config(scratch("@/ours/config.json")).channels;   // number of elements
-    typedef std::vector<RawTensor> Tensors;
-    auto of = [&](const std::function<void(RawTensor&)>& change) {
-        return [&, change](Tensors& all) { change(tensor_named(NAME, all)); };
-    };
-    auto put = [&](float value) { return of([=](RawTensor& t) { t.bytes.replace(40, 4, bytes_of(Floats{value})); }); };
-    auto text = [](size_t number) { return std::to_string(number); };
-    struct Case { std::string what; std::function<void(Tensors&)> change; Texts named; };
-    std::vector<Case> cases = {
-        {"under another name", of([](RawTensor& t) { t.name = "h.1.mlp.c_fc.offset"; }), {"h.1.mlp.c_fc.offset"}},
-        {"of another shape", of([&](RawTensor& t) { t.shape = {2, n / 2}; }),
-         {NAME, "(2, " + text(n / 2), "(" + text(n)}},
-        {"that is too short", of([&](RawTensor& t) { t.bytes.resize(4 * n - 4); }),
-         {NAME, text(4 * n - 4), text(4 * n)}},
-        {"of another type", of([](RawTensor& t) { t.dtype = "I32"; }), {NAME, "I32", "F32"}},
-        {"with a NaN", put(NAN), {NAME, "nan", "element 10"}},
-        {"with an infinity", put(INFINITY), {NAME, "inf", "element 10"}},
-        {"that is missing", [&](Tensors& all) { all.erase(all.begin() + (&tensor_named(NAME, all) - all.data())); },
-         {NAME, "missing"}},
-        {"for an untied head", [](Tensors& all) {
-             all.push_back(tensor_named("wte.weight", all));
-             all.back().name = "lm_head.weight";
-             all.back().bytes.replace(40, 4, bytes_of(Floats{1}));
-         }, {"lm_head.weight", "wte.weight"}}};
-    for (const char* mask : {"h.9.attn.bias", "attn.bias", "h.0.attn.bias.attn.masked_bias", "x\x1b[31mred\ny"})
-        cases.push_back({"that is not a causal mask", [=](Tensors& all) { all.push_back({mask, "U8", {4}, "1111"}); },
-                         {"tensor " + one_line(mask)}});
-    for (const Case& c : cases) {
-        Tensors changed = tensors;
-        c.change(changed);
-        reject_folder("a tensor " + c.what, "model.safetensors", safetensors(changed), c.named);
-    }
+    test_rows("tensors", [&](const std::string& input, const Texts& texts) {   // NAME CHANGE [VALUE]
+        const std::vector<std::string> words = split(input + "  ", " ");
+        std::vector<RawTensor> changed = tensors;
+        RawTensor& tensor = tensor_named(words[0], changed);
+        if (words[1] == "name") tensor.name = words[2];
+        if (words[1] == "shape") tensor.shape = {stoul(words[2]), stoul(words[3])};
+        if (words[1] == "dtype") tensor.dtype = words[2];
+        if (words[1] == "bytes") tensor.bytes.resize(stoul(words[2]));
+        if (words[1] == "value") tensor.bytes.replace(40, 4, bytes_of(Floats{stof(words[2])}));
+        if (words[1] == "removed") changed.erase(changed.begin() + (&tensor - changed.data()));
+        if (words[1] == "twin") changed.push_back({words[2], "F32", tensor.shape, std::string(tensor.bytes.size(), 0)});
+        if (words[1] == "mask") changed.push_back({replaced(words[2], "ESC", "\x1b\n"), "U8", {4}, "1111"});
+        reject_folder(input, "model.safetensors", safetensors(changed), texts);
+    });
 }
 
 TEST("bad config.json") {
     need_our_folder();
     write_eval_shards();
     const json config = read_json(scratch("@/ours/config.json"));
-    const int C = config.at("n_embd");
-    auto with = [&](const char* key, const json& value) {
-        json changed = config;
-        changed[key] = value;
-        return changed.dump();
-    };
-    std::vector<std::tuple<const char*, json, Texts>> cases = {
-        {"n_head", 0, {"0 heads"}}, {"n_layer", -1, {"-1 layers"}},
-        {"n_head", C / 8, {format("%d channels over %d heads", C, C / 8)}},
-        {"activation_function", "relu", {"relu", "gelu_new"}}, {"model_type", "llama", {"llama", "gpt2"}},
-        {"tie_word_embeddings", false, {}}, {"n_inner", 100, {"100", std::to_string(4 * C)}}};
-    for (const json& value : {json(true), json(2.9), json(4294967298), json("3"), json(nullptr)})
-        for (const char* key : {"n_head", "n_layer", "vocab_size"}) cases.push_back({key, value, {key, value.dump()}});
-    for (const auto& [key, value, named] : cases)
-        reject_folder(format("config.json with %s %s", key, value.dump().c_str()), "config.json", with(key, value),
-                      named);
-    json incomplete = config;
-    incomplete.erase("n_layer");
-    for (const auto& [text, named] : {std::pair<std::string, const char*>{"{\"n_layer\": ", "JSON"},
-                                      {"[1, 2]", "config.json"},
-             {"{\"model_type\": \"gpt_neo\", \"num_layers\": 2}", "\"gpt_neo\""},
-             {incomplete.dump(), "n_layer"}, {std::string(1000000, '['), "levels deep"},
-             {"{\"n_head\": 1, \"n_head\": 2}", "twice"}})
-        reject_folder("config.json: " + text.substr(0, 30), "config.json", text, {named});
-    reject_folder("fewer layers than config.json says", "config.json", with("n_layer", 9), {"h.3.", "missing"},
-                  "model.safetensors");
-    reject_folder("more layers than config.json says", "config.json", with("n_layer", 2), {"h.2."},
-                  "model.safetensors");
+    test_rows("config.json", [&](const std::string& input, const Texts& texts) {
+        reject_folder(input, "config.json", changed(config, input), texts);
+    });
+    reject_folder("lists in lists", "config.json", std::string(1000000, '['), {"levels deep"});
+    for (const auto& [layers, tensor] : {std::pair(9, "h.3."), {2, "h.2."}})   // the model has 3
+        reject_folder(format("%d layers", layers), "config.json", changed(config, format("+{\"n_layer\": %d}", layers)),
+                      {tensor}, "model.safetensors");
     copy_files("@/ours", "@/of_pipes");
     fs::remove(scratch("@/of_pipes/config.json"));
     mkfifo(scratch("@/of_pipes/config.json").c_str(), 0600);

@@ -815,7 +815,8 @@ TEST("runs: start and progress") {
         labels += line.substr(0, 11);
         short_lines = short_lines && line.size() <= 100 + strlen(device.properties.name) * (labels == "device     ");
     }
-    expect_run(labels == "device     model      data       step       memory     " && short_lines,
+    expect_run(labels == "device     model      data       step       memory     " && short_lines &&
+                   contains(brief.out, "; not saved without --out\n"),
                "a run starts with five lines of at most 100 columns, besides the device's name", brief, labels);
     expect_run(!contains(brief.out, "\nattention  ") && contains(verbose.out, "\nattention  ") &&
                    contains(verbose.out, "\n  activations  "),
@@ -1211,6 +1212,11 @@ TEST("runs: eval and sample") {
                    bytes.tokens == 3003 && fabs(bytes.bits - bytes.loss / log(2)) < 1e-3,
                "--from RUN reads the last checkpoint and evaluates all data; bits per byte of a byte-level model are "
                "its loss / ln 2", of_run);
+    run("train" + SMALL + "--steps 1 --val-fraction 0.2 --eval-every 1 --out @/validated");
+    const EvalLines part = eval_lines(run("eval --from @/validated --data @/text.txt --val-fraction 0.2"));
+    const double val_loss = record_of("@/validated", 1).value("val_loss", NAN);
+    expect(part.tokens == 599 && fabs(part.loss / val_loss - 1) < LOSS_TOLERANCE,
+           "eval --val-fraction evaluates the tokens that training validates on", format("%f %f", part.loss, val_loss));
     const Outcome text = run("sample --from @/first --prompt cat --sample-tokens 4");
     expect_run(text.code == 0 && text.out.rfind("cat", 0) == 0 && text.out.size() == 8,
                "a byte-level model continues a text", text);
@@ -1453,7 +1459,7 @@ TEST("runs: leftovers") {
                              [](auto& name) { return fs::exists(scratch("@/mixed/" + name)); });
     };
     const std::string COMMAND = "train" + SMALL + "--steps 1 --checkpoint-every 0 --out @/mixed ";
-    const Outcome rejected = run(COMMAND + "--context 8192 --micro-batch 32768");
+    const Outcome rejected = run(COMMAND + "--context 2048 --channels 128 --micro-batch 32768");
     expect_run(rejected.code == 2 && remaining(ours) == 2, "a rejected command removes no folder", rejected);
     const Outcome outcome = run(COMMAND);
     expect_run(outcome.code == 0 && remaining(ours) == 0 && remaining(theirs) == long(theirs.size()),
@@ -1462,9 +1468,8 @@ TEST("runs: leftovers") {
     const Outcome restarted = run("train --resume --out @/mixed");
     expect_run(restarted.code == 0 && contains(restarted.out, "has no checkpoint yet") && log_of("@/mixed") == log,
                "a run without a checkpoint restarts with the options in its log", restarted);
-    const Outcome bad = run("train" + SMALL + "--steps 1 --out @/again --vocab 100"),
-        again = run("train" + SMALL + "--steps 1 --out @/again");
-    expect_run(bad.code == 2 && again.code == 0, "a run that ends before its first step leaves --out usable", again);
+    const Outcome bad = run("train" + SMALL + "--steps 1 --out @/again --vocab 100");
+    expect_run(bad.code == 2 && !fs::exists(scratch("@/again")), "a rejected command leaves no empty folder", bad);
     const Outcome full = run("plan --gpu-memory 1GB >/dev/full");
     expect_run(full.code == 1 && contains(full.err, "standard output: writing failed"),
                "standard output on a full device is an error", full);
@@ -1523,8 +1528,8 @@ TEST("runs: non-finite loss") {
     auto is_line = [](const std::string& text) { return std::count(text.begin(), text.end(), '\n') == 1; };
     expect_run(outcome.code == 1 && !good.empty() && is_line(outcome.err) &&
                contains(outcome.err, format("step %ld: loss", good.rbegin()->first + 1)) &&
-                   contains(outcome.err, good.rbegin()->second),
-               "a non-finite loss ends the run with the step and the last checkpoint in the message", outcome);
+                   contains(outcome.err, good.rbegin()->second + "; try a lower --lr"),
+               "a non-finite loss ends the run with the step, the last checkpoint and advice in the message", outcome);
     // The weights overflow in the update of a step whose loss is finite.
     const Outcome overflow = run("train" + SMALL +
                                  "--steps 2 --lr 3e38 --weight-decay 1000 --checkpoint-every 1 --out @/inf");
