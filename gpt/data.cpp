@@ -7,16 +7,16 @@ static bool is_shard(const std::string& path) { return ends_with(path, ".bin"); 
 
 // Returns the paths that match a pattern, sorted. A folder that cannot be read is an error.
 static std::vector<std::string> files_named(const std::string& pattern) {
-    // A file name may contain * ? [. Opening a file that does not exist reports the reason.
-    std::error_code error_of_folder;
-    if (fs::is_directory(pattern, error_of_folder)) {
-        fs::directory_iterator(pattern, error_of_folder);
-        if (error_of_folder) throw UserError("%s: %s", pattern.c_str(), error_of_folder.message().c_str());
+    std::error_code failed;
+    if (fs::is_directory(pattern, failed)) {
+        fs::directory_iterator(pattern, failed);
+        if (failed) throw UserError("%s: %s", pattern.c_str(), failed.message().c_str());
         const auto names = paths_in(pattern);
         const bool shards = std::any_of(names.begin(), names.end(), is_shard);
         throw UserError("%s: a folder; expected files, such as \"%s\"", pattern.c_str(),
                         (fs::path(pattern) / (shards ? "*.bin" : "*.txt")).c_str());
     }
+    // A file name may contain * ? [. Opening a file that does not exist reports the reason.
     if (exists(pattern) || pattern.find_first_of("*?[") == pattern.npos) return {pattern};
     glob_t found = {};
     const int status = glob(pattern.c_str(), GLOB_ERR, nullptr, &found), error = errno;
