@@ -35,7 +35,7 @@ def kernel_as_json(kernel):
             **{key: [hazard for hazard in kernel.hazards if hazard["kind"] == kind] for key, kind in HAZARDS.items()},
             "estimate_us": kernel.us, "bound_by": kernel.bound, "memory_bytes": kernel.moved_bytes,
             "cost": kernel.cost, "ratios": kernel.ratios, "registers": kernel.registers, "spill_bytes": kernel.spills,
-            "in_flight": kernel.in_flight, "needed_in_flight": kernel.needed_in_flight, "main_loop": kernel.main_loop}
+            "main_loop": kernel.main_loop}
 
 
 def matmuls_as_json(results):

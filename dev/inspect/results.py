@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from cards import CARDS, WARP
 from estimate import Softmax, combined, launch_bounds, resident_blocks, step_seconds
 from executions import WAITS, executions
-from sass import main_loop, needed_in_flight
+from sass import main_loop
 from symbols import Mistake, Place, Sources, Symbols, bare_name, demangled
 
 SUMS = ("requests", "lanes", "bytes", "sectors", "least_sectors", "wavefronts", "least_wavefronts", "l1_hits",
@@ -120,24 +120,12 @@ class Kernel:
         done = self.moved_bytes if self.cost and self.cost[0] == "bytes" else launch.tensor_flops
         self.ratios = {**self.sums.ratios, "cost": ratio(done, self.cost[1]) if self.cost else None}
         self.lines = self.find_lines(symbols)
-        self.in_flight, self.needed_in_flight = self.find_in_flight(card), needed_in_flight(card)
         self.hazards = [hazard for key in HAZARDS for hazard in self.find_hazards(symbols, key)]
 
     def find_code(self, sass):
         """Looks a kernel up by symbol, else by name: the emulator's types may change the symbol."""
         same = [figures for symbol, figures in sass.items() if bare_name(self.names[symbol]) == self.name]
         return sass.get(self.raw["symbol"]) or (same[0] if len(same) == 1 else {})
-
-    def find_in_flight(self, card):
-        """Returns the maximum bytes of loads in flight per multiprocessor, without hits in L1; None if unknown, as for
-        TMA copies."""
-        if not self.main_loop or self.main_loop["tma"]:
-            return None
-        file, first, last = self.main_loop["lines"]
-        loads = Sums([site for line in self.lines if line.place.file == file and first <= line.place.line <= last
-                      for site in line.sites if (site["space"], site["access"]) == ("global", "load")])
-        warps = min(self.resident, self.blocks / card.multiprocessors) * -(-self.threads // WARP)
-        return warps * self.main_loop["in_flight"] * (1 - loads.l1_hits / max(1, loads.sectors))
 
     def with_machine_code(self, symbols):
         """Returns the totals of a launch, with what the machine code adds if it is known: instructions, and waits for

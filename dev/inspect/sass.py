@@ -5,11 +5,10 @@
 
 Writes {mangled symbol: {"registers", "spills" (bytes), "loops"}}. Without nvdisasm there are only registers and
 spills. loops[0] is the code outside loops. An inner loop has a greater depth, and its outer loop as parent. Figures
-of a loop do not include its inner loops, except in_flight:
+of a loop do not include its inner loops:
 
     lines           [file, first, last]: source lines of the loop
     bytes           that a warp loads from global memory per iteration: width x 32 lanes, for loads and cp.async
-    in_flight       maximum bytes of loads by a warp that have been issued and not been waited for
     round_trips     waits of an iteration for global memory; loads issued before the same wait share one
     tma             whether the loop has TMA copies, whose size is not in the code
     counts          {instruction, with the bits per lane of a memory access: number in the loop}; "all": their sum.
@@ -31,19 +30,6 @@ from dataclasses import dataclass, field
 
 from cards import CARDS, WARP
 from symbols import Mistake, run_tool
-
-# Bytes in flight per multiprocessor from which CUB's transform reaches the memory bandwidth, as NVIDIA has tuned it
-# (cub/device/dispatch/tuning/tuning_transform.cuh, arch_to_min_bytes_in_flight).
-IN_FLIGHT = {"a100": 16 << 10, "h100": 32 << 10, "h200": 48 << 10, "b200": 64 << 10}
-# For GPUs with GDDR, Little's law: bandwidth x latency under load. 8 KiB in each of 70 multiprocessors sufficed for
-# 845 GB/s in published measurements of an RTX 5070 Ti.
-LOADED_LATENCY = 680e-9
-
-
-def needed_in_flight(card):
-    """Returns the bytes in flight that a multiprocessor needs to use its share of the memory bandwidth."""
-    return IN_FLIGHT.get(card.key) or card.bandwidth * LOADED_LATENCY / card.multiprocessors
-
 
 # ---- instructions
 
@@ -159,32 +145,7 @@ def find_loops(following):
     return loops
 
 
-# ---- loads in flight
-
-def loads_in_flight(code, following, loop):
-    """Returns the maximum bytes of loads to registers that have been issued in the loop and not been waited for. Loads
-    with the same destination count once: they are on different paths, or in different iterations."""
-    states, todo, most = {}, [(loop.head, frozenset())], 0
-    while todo:
-        index, state = todo.pop()       # {(destination, scoreboard, bytes)}
-        if state <= states.get(index, frozenset()) and index in states:
-            continue
-        i, states[index] = code[index], state | states.get(index, frozenset())
-        left = frozenset(load for load in states[index] if not i.waits >> load[1] & 1)
-        if i.base in TO_REGISTERS:
-            left |= {(i.operands[0], i.announces, i.loaded)}
-            most = max(most, sum({destination: size for destination, _, size in left}.values()))
-        todo += [(other, left) for other in following[index] if other in loop.nodes]
-    return most
-
-
-def copies_in_flight(own):
-    """Returns the bytes of cp.async in flight: DEPBAR.LE SB0, n waits until n groups are left, and the copies of one
-    more are issued before it or after it."""
-    size, groups = sum(i.loaded for i in own if i.base == "LDGSTS"), sum(i.base == "LDGDEPBAR" for i in own)
-    left = [int(i.operands[1], 16) for i in own if i.base == "DEPBAR" and len(i.operands) > 1]
-    return size // max(1, groups) * (1 + max(left, default=0))
-
+# ---- waits for loads
 
 def round_trips(own):
     """Counts the waits for loads of which none has been issued before the previous wait that counts."""
@@ -231,7 +192,6 @@ def analyse(code, labels):
         own = [code[node] for node in loop.own]
         figures.append({
             "depth": loop.depth, "parent": loop.parent, "lines": lines_of(own), "bytes": sum(i.loaded for i in own),
-            "in_flight": loads_in_flight(code, following, loop) + copies_in_flight(own),
             "round_trips": round_trips(own), "tma": any(TMA.match(i.name) for i in own),
             "counts": {"all": len(own), **Counter(map(counted_as, own))}})
     return figures

@@ -19,9 +19,9 @@ from executions import executions
 from page import glossary, level
 from pictures import Gallery, global_picture, shared_picture
 from results import Expectations
-from sass import analyse, main_loop, needed_in_flight, parse_log, read_listing, successors
+from sass import analyse, main_loop, parse_log, read_listing, successors
 from symbols import Sources, bare_name
-from text import facts, in_flight_words
+from text import facts
 
 H100 = CARDS["h100"]
 
@@ -270,27 +270,17 @@ LDG.E R4, desc[UR4][R2.64] !0
 @P0 BRA `(.L_2)
 @P1 BRA `(.L_1)
 EXIT"""
-RING = """.L_1:
-DEPBAR.LE SB0, 0x1
-LDGSTS.E.BYPASS.128 [R3], desc[UR4][R4.64]
-LDGSTS.E.BYPASS.128 [R3+0x200], desc[UR4][R6.64]
-LDGDEPBAR !0
-@P0 BRA `(.L_1)
-EXIT"""
 
 
 def test_loops():
     loop = analysed(SHARED_WAIT)
-    expect_equal((loop["bytes"], loop["in_flight"], loop["round_trips"], loop["lines"]),
-                 (2 * 512 + 128, 2 * 512, 2, ["k.cu", 2, 8]),
+    expect_equal((loop["bytes"], loop["round_trips"], loop["lines"]),
+                 (2 * 512 + 128, 2, ["k.cu", 2, 8]),
                  "two loads of 16 bytes per lane before a wait, then one of 4 bytes: 1,024 bytes and 2 round trips")
     expect_equal(loop["counts"], {"all": 7, "LDG.128": 2, "FADD": 3, "LDG.32": 1, "BRA": 1}, "instructions are counted")
-    expect_equal(analysed(RING)["in_flight"], 2 * 2 * 512, "cp.async with one group left at the wait: two groups")
     outer, inner = analyse(*instructions(NESTED))[1:]
     expect_equal((outer["depth"], inner["depth"], inner["parent"], outer["counts"]["all"]), (1, 2, 1, 2),
                  "a loop in a loop: its instructions do not count in the outer one")
-    expect_equal([round(needed_in_flight(CARDS[key]) / 1024) for key in ("h100", "a100", "4090")], [32, 16, 5],
-                 "KiB in flight per multiprocessor that H100, A100 and 4090 need")
 
 
 def test_expectations():
@@ -310,9 +300,8 @@ def test_colours():
            not any(mark in glossary() for mark in ("**", "`", "](")), "the page defines README.md's terms, as HTML")
     loop = {"depth": 0, "tma": False}
     kernel = SimpleNamespace(bounds={}, grid=[1], block=[8, 8, 1], raw={"recorded_blocks": 1}, blocks=1, shared=0,
-                             cost=0, moved_bytes=0, main_loop=loop, in_flight=100, needed_in_flight=32 << 10)
+                             cost=0, moved_bytes=0, main_loop=loop)
     expect("main loop" not in dict(facts(kernel)), "a kernel without a loop has no main loop")
-    expect_equal(in_flight_words(kernel), "<1 of 32 KB", "few loads in flight are not none")
 
 
 LANES = range(32)

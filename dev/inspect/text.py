@@ -33,13 +33,6 @@ class Column:
         return None not in (self.best, value) and value > self.best + 5e-3
 
 
-def in_flight_words(kernel):
-    if not kernel.main_loop or kernel.main_loop["tma"]:
-        return kernel.main_loop and "TMA"
-    found = kernel.in_flight / 1024
-    return f"{'<1' if 0 < found < 0.5 else f'{found:.0f}'} of {kernel.needed_in_flight / 1024:.0f} KB"
-
-
 def count_of(kind):
     return lambda kernel: sum(hazard["kind"] == kind for hazard in kernel.hazards)
 
@@ -84,8 +77,6 @@ COLUMNS = [
     Column("lanes", "active lanes per request, on average; at most 32", lambda k: k.sums.active_lanes, number),
     Column("regs", "registers per thread, as ptxas reports them; !: some spill to memory",
            lambda k: k.registers and f"{k.registers}{'!' if k.spills else ''}", str),
-    Column("in flight", "loads in flight per multiprocessor, and how many the memory bandwidth needs; TMA: unknown",
-           in_flight_words, str),
     Column("races", "pairs of source lines that race, of each array", count_of("race"), best=0),
     Column("uninit.", "source lines that read uninitialised shared memory", count_of("uninitialised read"), best=0),
     Column("bounds", "source lines with an access out of bounds", count_of("access out of bounds"), best=0),
@@ -94,7 +85,7 @@ COLUMNS = [
            "every block", checked_words, str),
 ]
 LEGEND = """sectors, wavefr.: divided by the minimum; traffic: bytes (attention: FLOPs) divided by those of the cost
-line; lanes: active lanes, of 32; in flight: loads, of those that the bandwidth needs; est.: from data sheets;
+line; lanes: active lanes, of 32; est.: from data sheets;
 8 in 10 measurements that no constant was fitted to were in the range that est. states (validation.md); checked: blocks,
 for races and uninitialised reads; bounds: accesses out of bounds, in all blocks"""
 
@@ -102,8 +93,8 @@ for races and uninitialised reads; bounds: accesses out of bounds, in all blocks
 def missing(results):
     """Returns a sentence about columns that are unknown for all kernels; "" if there is none."""
     if not results.sass:
-        return "regs, in flight: unknown without nvcc"
-    return "" if any("loops" in code for code in results.sass.values()) else "in flight: unknown without nvdisasm"
+        return "regs: unknown without nvcc"
+    return "" if any("loops" in code for code in results.sass.values()) else "loops: unknown without nvdisasm"
 
 
 def totals(results):
@@ -230,7 +221,7 @@ def facts(kernel):
     if (loop := kernel.main_loop) and loop["depth"] > 0:
         loads = "TMA copies" if loop["tma"] else (
             f"in an iteration a warp loads {plural(loop['bytes'], 'byte')} in "
-            f"{plural(loop['round_trips'], 'round trip')}, at most {loop['in_flight']:,} in flight, and issues "
+            f"{plural(loop['round_trips'], 'round trip')} and issues "
             f"{plural(loop['counts']['all'], 'instruction')}")
         yield "main loop", "{}:{}-{}: ".format(*loop["lines"]) + loads
 

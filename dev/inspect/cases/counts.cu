@@ -168,7 +168,7 @@ __global__ void rows_and_columns(float* out, const float* rows, const float* col
     if (sum > 1) *out = sum;
 }
 
-// ---- loads in flight, of one warp of 32 lanes
+// ---- round trips, of one warp of 32 lanes
 
 // UNROLL loads of 16 bytes, then as many stores.
 template <int UNROLL> __global__ void copy_unrolled(float4* out, const float4* in, int n) {
@@ -186,17 +186,6 @@ __global__ void copy_in_turn(float4* out, const float4* in, int n) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = in[i];
 }
-// The next iteration's load is in flight during the store.
-__global__ void copy_ahead(float4* out, const float4* in, int n) {
-    float4 next = in[threadIdx.x];
-#pragma unroll 1
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const float4 x = next;
-        next = in[min(i + static_cast<int>(blockDim.x), n - 1)];
-        out[i] = x;
-    }
-}
-
 // ---- all of them
 
 int main(int argc, char**) {
@@ -252,7 +241,7 @@ int main(int argc, char**) {
     one_thread<<<1, 32>>>(out, in);
     one_thread<<<256, 64>>>(out, in);
     rows_and_columns<<<dim3(24, 64), 256>>>(out, in, in + 64 * 2048);
-    for (auto kernel : {copy_unrolled<1>, copy_unrolled<4>, copy_unrolled<8>, copy_in_turn, copy_ahead})
+    for (auto kernel : {copy_unrolled<1>, copy_unrolled<8>, copy_in_turn})
         kernel<<<1, 32>>>(reinterpret_cast<float4*>(out), reinterpret_cast<float4*>(in), 64 * 32);
     cudaMalloc(&other, 16 * bytes_each);
     cudaMemset(other, 0, 16 * bytes_each);
