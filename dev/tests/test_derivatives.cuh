@@ -23,22 +23,6 @@ Values zeros(size_t n) { return Values(n); }   // the start of a gradient to whi
 constexpr double H = 0x1p-8, TOLERANCE = 0.004;
 constexpr int DIRECTIONS = 8;
 
-// The comparison with the largest error, as a part of the allowed one.
-struct WorstDerivative {
-    double error = -1;
-    std::string where;
-
-    void note(double by_backward, double by_differences, double allowed, const std::string& at) {
-        const double ratio = std::abs(by_backward - by_differences) / allowed;
-        if (ratio <= error) return;
-        error = std::isnan(ratio) ? INFINITY : ratio;
-        where = format("%s: %.6g by backward, %.6g by differences", at.c_str(), by_backward, by_differences);
-    }
-    void report(const std::string& text) const {
-        expect(error >= 0 && error <= 1, text, format("%.2f of the tolerance %s", error, where.c_str()));
-    }
-};
-
 struct Input { const char* name; Values values; };
 
 // Checks the gradients of L = sum of out * dout with random dout (out_size) along DIRECTIONS random directions of each
@@ -57,7 +41,7 @@ void expect_derivatives(const std::string& name, const std::vector<Input>& input
     for (size_t k = 0; k < inputs.size(); k++) {
         const Values &before = inputs[k].values, &gradient = results.at(k + 1);
         const double norm = std::sqrt(std::inner_product(gradient.begin(), gradient.end(), gradient.begin(), 0.0));
-        WorstDerivative worst;
+        Near near(name + ": the gradient of " + inputs[k].name + " equals central differences");
         for (int direction = 0; direction < DIRECTIONS; direction++) {
             const Values v = random_values<float>(before.size());
             double losses[2], by_backward = 0;
@@ -68,11 +52,10 @@ void expect_derivatives(const std::string& name, const std::vector<Input>& input
                 }
                 losses[side] = loss();
             }
-            worst.note(by_backward, (losses[1] - losses[0]) / (2 * H), TOLERANCE * norm,
-                       format("along random direction %d", direction));
+            near.see(format("along random direction %d", direction),
+                     std::abs(by_backward - (losses[1] - losses[0]) / (2 * H)), TOLERANCE * norm);
         }
         x[k] = before;
-        worst.report(name + ": the gradient of " + inputs[k].name + " equals central differences");
     }
 }
 
@@ -94,11 +77,10 @@ TEST("derivatives: activation") {
     const Array inp(x), dout(Values(N, 1.0)), dinp(N);
     gelu_backward(view(dinp, 1, N), dout, view(inp, 1, N));
     const Values derivative = dinp.values();
-    WorstDerivative worst;
+    Near near("activation_derivative(x) equals central differences of activation(x)");
     for (size_t i = 0; i < N; i++)
-        worst.note(derivative[i], (above[i] - below[i]) / (2 * H), ALLOWED * std::max(1.0, std::abs(derivative[i])),
-                   format("at x = %g", x[i]));
-    worst.report("activation_derivative(x) equals central differences of activation(x)");
+        near.see(format("at x = %g", x[i]), std::abs(derivative[i] - (above[i] - below[i]) / (2 * H)),
+                 ALLOWED * std::max(1.0, std::abs(derivative[i])));
 }
 
 TEST("derivatives: embedding") {
