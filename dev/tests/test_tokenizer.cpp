@@ -6,7 +6,6 @@
 #include "../../gpt/tokenizer.h"
 
 #include <sys/stat.h>
-#include <time.h>
 
 #include <algorithm>
 #include <functional>
@@ -254,19 +253,11 @@ TEST("tokenizer: any bytes") {
     expect(wrong == 0, "decode(encode(bytes)) == bytes for 3000 random texts");
     expect(tokenizer.decode(-1).empty() && tokenizer.decode(static_cast<int>(tokenizer.size())).empty(),
            "decode() of an invalid token is empty");
-    // With 16 times the bytes, O(n log n) takes about 20 times as long, O(n^2) takes 256 times. The limit is 80 times.
-    for (const char* unit : {"a", "the", "\xff"}) {
-        double seconds[2];
-        for (int large : {0, 1}) {
-            std::string word;
-            while (word.size() < size_t(large ? 1 << 20 : 1 << 16)) word += unit;
-            const clock_t begin = clock();
-            wrong += decode(tokenizer, tokenizer.encode(word)) != word;
-            seconds[large] = double(clock() - begin) / CLOCKS_PER_SEC;
-        }
-        expect(wrong == 0 && seconds[1] < 80 * seconds[0],
-               std::string("the time to encode a word of 1 MiB grows less than quadratically: ") +
-                   (unit[0] == '\xff' ? "invalid bytes" : unit));
+    for (const char* unit : {"a", "the", "\xff"}) {   // O(n log n): with O(n^2) the test would not end
+        std::string word;
+        while (word.size() < 1 << 20) word += unit;
+        expect(decode(tokenizer, tokenizer.encode(word)) == word, std::string("a word of 1 MiB is encoded: ") +
+                                                                      (unit[0] == '\xff' ? "invalid bytes" : unit));
     }
 }
 
