@@ -171,6 +171,13 @@ def test_counts():
            f"{alone:.1f} and {with_idle:.1f} us")
     raw = next(kernel for symbol, kernel in case.raw.items() if "shared_bytes" in symbol)
     expect_equal((raw["static_shared"], raw["dynamic_shared"]), (480, 128), "static and dynamic shared memory in bytes")
+    case = Case("transpose")
+    per_request = {name: [site[figure] / site["requests"] for space, access, figure in
+                          (("global", "store", "sectors"), ("shared", "load", "wavefronts"))
+                          for site in case.kernel(f"transpose_{name}")[space] if site["access"] == access]
+                   for name in ("naive", "tile", "swizzle")}
+    expect_equal(per_request, {"naive": [16], "tile": [4, 8], "swizzle": [4, 1]},
+                 "README.md's picture: sectors of a store and wavefronts of a load from shared memory")
 
 
 def test_caches():
