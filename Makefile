@@ -13,7 +13,7 @@
 #   make bench           speed on this CPU, and PyTorch's if it is installed
 #   make gpu-kit         a folder with tests and benchmarks for a GPU node without root
 #   make clean           delete build/ and ./train_gpt
-#   make help-all        all commands and variables
+#   make help-all        all commands, and variables of every command
 
 # Variables of every command
 #   DEVICE=gpu|cpu       default: gpu if nvcc and a GPU are found

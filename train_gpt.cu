@@ -2375,8 +2375,9 @@ StepResult train_step(TrainingRun& run, Loader& loader, bool evaluates) {
     if (!result.is_finite) {
         run.tried = run.step;   // no checkpoint of these weights
         const bool unscaled = FLOATX == DType::FP16 && run.scale.interval == 0;
-        throw Failure("step %ld: loss %f, gradient norm %f: stopped; the last good checkpoint is %s; try %s", run.step,
-                      result.loss, result.norm, run.last_checkpoint.empty() ? "none" : run.last_checkpoint.c_str(),
+        const std::string& last = run.last_checkpoint;
+        throw Failure("step %ld: loss %f, gradient norm %f: stopped; %s%s; try %s", run.step, result.loss, result.norm,
+                      last.empty() ? "no checkpoint was saved" : "the last good checkpoint is ", last.c_str(),
                       unscaled ? "--loss-scaling dynamic" : "a lower --lr, a longer --warmup, a smaller --grad-clip");
     }
     json record = step_record(run, result, evaluates);
@@ -2438,8 +2439,8 @@ void train_loop(TrainingRun& run) {
 }
 
 void train(const Options& o) {
-    TrainData data = open_data(o);
     const Start start = find_start(o);
+    TrainData data = open_data(o);
     const Config config = start.dir.empty() ? config_from_options(o, data.train.bytes_only() ? BYTE_VOCAB : 0)
                                             : config_of_folder(o, start.dir);
     divide_data(data, o, start.dir, config);

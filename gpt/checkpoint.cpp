@@ -284,6 +284,7 @@ std::string model_folder(const std::string& from) {
         if (name == released && !exists(from))
             throw UserError("--from %s: no such folder; scripts/download.sh %s downloads it, then use --from models/%s",
                             from.c_str(), released, released);
+    if (!exists(from)) throw UserError("--from %s: no such folder", from.c_str());
     return from;
 }
 

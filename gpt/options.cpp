@@ -187,7 +187,7 @@ std::vector<Flag> flag_table(Options& o) {
         number("--minutes", TRAIN, "M", o.minutes, {}, "5",
                "Length of the run in minutes, instead of --steps (default: none). The learning rate follows the "
                "clock, so two runs differ in their bits. Resumed runs continue with the rest. 0: as --steps says."),
-        number("--lr", COMMON | TRAIN, "X", o.lr, {}, "3e-4", "Peak learning rate"),
+        number("--lr", COMMON | TRAIN, "X", o.lr, {}, "3e-4", "Peak learning rate. To fine-tune with --from, about 3e-5."),
         number("--min-lr", TRAIN, "X", o.min_lr, {}, "0", "Learning rate at the last step (default: a tenth of --lr)"),
         number("--warmup", COMMON | TRAIN, "STEPS", o.warmup, {0, MAX_STEPS}, "100",
                "Steps in which the learning rate rises linearly to --lr (default: none). Below 1: a fraction of the "
