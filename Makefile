@@ -15,16 +15,6 @@
 #   make clean           delete build/ and ./train_gpt
 #   make help-all        all commands, and variables of every command
 
-# Variables of every command
-#   DEVICE=gpu|cpu       default: gpu if nvcc and a GPU are found
-#   PRECISION=bf16|fp16|fp32  default: BF16 if this machine is fast with it
-#   NCCL=DIR             use DIR/include/nccl.h, for several GPUs
-#   TOOLKIT=DIR          use the CUDA toolkit in DIR
-#   CXX, CPPFLAGS, CXXFLAGS, LDFLAGS  compiler and additional flags
-#   MARCH=native         -march=native, the default
-#   ONEDNN=no            build without oneDNN
-#   PYTHON=python3       for books, reports and their tests: build/venv/bin/python, say
-
 SHELL = /bin/bash
 .DEFAULT_GOAL := all
 
@@ -207,24 +197,13 @@ RUN_OPTIONS ?= --layers 2 --heads 4 --channels 128 --context 64 --micro-batch 8 
 run: all
 	./train_gpt train --data '$(DATA)' $(RUN_OPTIONS) --out runs/$$(date +%Y%m%d-%H%M%S)
 
-# ---- test ---------------------------------------------------------------------------------------
-
-# `make test` runs one program at warp width 32, as on a GPU, one at warp width 1, as in the CPU build, and one for the
-# tokenizer. QUICK_NAME selects tests of program NAME: comma-separated beginnings of their names; empty: all. `make
-# test-all` runs all tests.
-TESTS ?= $(addprefix $(TEST_DIR)/,bf16-32/test_gpt fp32-1/test_gpt text/test_tokenizer)
-QUICK_bf16-32 ?= $(MODEL_PARTS),initial weights,shards,model in FP8,runs: the same bits,runs: FP8
-QUICK_fp32-1  ?=
 test:
 	$(call run_tests,QUICK,$(TESTS))
 
 clean:
 	rm -rf build train_gpt
 
-# The first comment, and with help-all also the second and that of dev/Makefile.
-help:
-	@sed '/^$$/q; s/^# \{0,1\}//' Makefile
-help-all: help
-	@sed '1,/^$$/d; /^SHELL/q; s/^# \{0,1\}//' Makefile | sed '$$d'; sed '/^$$/q; s/^# \{0,1\}//' dev/Makefile
+help help-all:
+	@for file in Makefile $(if $(filter help-all,$@),dev/Makefile); do sed '/^$$/q; s/^# \{0,1\}//' $$file; done
 
 include dev/Makefile
