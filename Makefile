@@ -189,7 +189,7 @@ build/cpu-%/train_gpt: train_gpt.cu $(HEADERS) $(CPU_OBJECTS) build/cpu-%/flags 
 	$(call compile,$<,$@,$*,1,$(VECTORS))
 
 DATA ?= data/shakespeare.txt
-# One to four minutes on 2 CPU cores. In this time a small model reaches a lower loss than a large one: it sees more
+# One to five minutes on 2 CPU cores. In this time a small model reaches a lower loss than a large one: it sees more
 # text.
 RUN_OPTIONS ?= --layers 2 --heads 4 --channels 128 --context 64 --micro-batch 8 --steps 4500 --lr 4e-3 --min-lr 1e-4 \
                --warmup 50 --beta2 0.99 --eval-every 2250 --eval-sequences 0 --sample-every 2250 \
