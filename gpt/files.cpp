@@ -300,7 +300,11 @@ volatile sig_atomic_t stop_requested = 0;
 void catch_signals() {
     for (int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
         struct sigaction action = {}, before;
-        action.sa_handler = [](int received) { stop_requested = received; };
+        action.sa_handler = [](int received) {
+            static const char NOTICE[] = "\nstopping after this step; a second Ctrl-C stops at once\n";
+            stop_requested = received;
+            if (received == SIGINT && write(STDOUT_FILENO, NOTICE, strlen(NOTICE)) < 0) return;
+        };
         // With SA_RESETHAND a second signal ends the program. Not for SIGHUP: a closed terminal may send it twice.
         action.sa_flags = SA_ONSTACK | SA_RESTART | (number == SIGINT || number == SIGTERM ? SA_RESETHAND : 0);
         sigaction(number, nullptr, &before);

@@ -236,8 +236,8 @@ private:
 // Number of the signal that requested the end of the run; 0 if none did.
 extern volatile sig_atomic_t stop_requested;
 
-// Makes SIGINT, SIGTERM, SIGHUP and SIGPIPE end a run after its current step; a second SIGINT or SIGTERM ends it
-// immediately. Uses the signal stack of catch_lost_pages().
+// Makes SIGINT, SIGTERM, SIGHUP and SIGPIPE end a run after its current step; SIGINT (Ctrl-C) also prints that. A second
+// SIGINT or SIGTERM ends it immediately. Uses the signal stack of catch_lost_pages().
 void catch_signals();
 
 // Throws Failure if writing to standard output failed, unless the reason was a closed pipe, which ends a run normally.

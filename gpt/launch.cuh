@@ -425,7 +425,7 @@ int start_processes(const Options& o) {
     if (o.gpus != ALL_GPUS) setenv("CUDA_CPU_DEVICES", std::to_string(std::min(o.gpus, MAX_EMULATED)).c_str(), 0);
     const size_t found = count_gpus(), count = o.gpus == ALL_GPUS ? found : o.gpus;
     if (found > 0 && count > found)   // if none is found, each rank reports why
-        throw UserError("--gpus %zu: expected at most %zu, the GPUs of this machine", count, found);
+        throw UserError("--gpus %zu: expected at most %zu, the GPUs of this machine or emulated ones", count, found);
     if (count <= 1) return -1;
     if (!world.alone())
         throw UserError("--gpus %zu: expected --gpus or a launcher, found %s=%zu, which %s has set", count,

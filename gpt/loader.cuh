@@ -9,7 +9,12 @@ struct TrainData {
 
 TrainData open_data(const Options& o) {
     if (o.data.empty()) throw UserError("train needs --data PATTERN: text or .bin shards of tokens");
-    return {Tokens(o.data), o.val_data.empty() ? Tokens() : Tokens(o.val_data)};
+    const Tokens train(o.data);
+    try {
+        return {train, o.val_data.empty() ? Tokens() : Tokens(o.val_data)};
+    } catch (const UserError& error) {
+        throw UserError("--val-data: %s", error.what());
+    }
 }
 
 constexpr size_t SOME = 1 << 20;   // tokens, to guess what all are

@@ -545,11 +545,13 @@ Options parse_options(Subcommand subcommand, const char* name, const std::vector
                             flag->values.c_str(), value.c_str());
         options.given.insert(flag->name);
     }
-    std::vector<std::string> budgets;
-    for (const std::string& flag : BUDGETS)
-        if (options.given.count(flag)) budgets.push_back(flag);
-    if (budgets.size() > 1)
-        throw UserError("%s: expected only one of these options", joined(budgets, " and ", " and ").c_str());
+    for (const std::set<std::string>& alternatives : {BUDGETS, std::set<std::string>{"--prompt", "--prompt-tokens"}}) {
+        std::vector<std::string> found;
+        std::set_intersection(alternatives.begin(), alternatives.end(), options.given.begin(), options.given.end(),
+                              std::back_inserter(found));
+        if (found.size() > 1)
+            throw UserError("%s: expected only one of these options", joined(found, " and ", " and ").c_str());
+    }
     return options;
 }
 

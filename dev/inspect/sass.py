@@ -20,11 +20,13 @@ Architecture via Microbenchmarking", section 2.1. The layout is the same from Vo
 """
 import argparse
 import functools
+import glob
 import json
 import os
 import re
 import shutil
 import sys
+import sysconfig
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
@@ -219,9 +221,10 @@ def parse_log(log):
 
 
 def find_nvdisasm(nvcc):
-    """Returns the path of nvdisasm: next to nvcc or on PATH; None if there is none."""
+    """Returns the path of nvdisasm: next to nvcc, on PATH, or of PyPI's nvidia-cuda-nvdisasm; None without any."""
     beside = os.path.join(os.path.dirname(shutil.which(nvcc) or ""), "nvdisasm")
-    return beside if os.path.exists(beside) else shutil.which("nvdisasm")
+    of_wheels = glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/bin/nvdisasm")
+    return beside if os.path.exists(beside) else shutil.which("nvdisasm") or next(iter(of_wheels), None)
 
 
 def main():
@@ -244,7 +247,7 @@ def main():
     with open(options.out, "w", encoding="utf-8") as file:
         json.dump(found, file, indent=1)
     print(f"{options.out}: {len(found)} kernels, {sum(k['spills'] > 0 for k in found.values())} with spills"
-          + ("" if nvdisasm else "; no figures of loops: nvdisasm was not found next to nvcc or on PATH"))
+          + ("" if nvdisasm else "; no figures of loops: nvdisasm was not found; pip install nvidia-cuda-nvdisasm"))
 
 
 if __name__ == "__main__":

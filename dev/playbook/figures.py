@@ -14,10 +14,11 @@ from measure import conclusive      # which adds dev/ to sys.path
 from tables import html_table, number, percent, plural, size   # the parts import them from here
 
 CHAPTER_COLOR = "#c0392b"   # every figure shows the playbook's values in red, with dashed lines
-BLUE, ORANGE, GREEN, RED, TEAL, PURPLE, GREY = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1",
-                                                "#9c9c9c")
-CATEGORIES = {"weights": BLUE, "master": "#86b4d8", "adam_m": PURPLE, "adam_v": "#d4a6c8", "gradients": ORANGE,
-              "buffers": "#edc948", "activations": "#9bc796", "workspace": GREY, "cuda": "#d0d0d0"}
+BLUE, ORANGE, GREEN, RED, TEAL, GREY = "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#9c9c9c"
+# The colours of dev/explorer
+CATEGORIES = {"weights": "#2b6a9e", "master": "#6f66ad", "adam_m": "#a2558f", "adam_v": "#cf92bd",
+              "gradients": "#3b9c94", "buffers": "#86a05c", "activations": "#e0912b", "workspace": "#7e7b74",
+              "cuda": "#bdb9af"}
 MODE_COLORS = {"none": BLUE, "selective": ORANGE, "full": GREEN}
 
 pyplot.rcParams.update({"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False,

@@ -852,7 +852,8 @@ TEST("runs: interrupted") {
     const Outcome stopped = interrupted.end(SIGINT);
     const size_t steps = log_of("@/my/it's").size();
     const std::string checkpoint = scratch(format("@/my/it's/step_%06zu", steps));
-    expect_run(stopped.code == 0 && has_last_checkpoint("@/my/it's") && has_end("@/my/it's", "signal"),
+    expect_run(stopped.code == 0 && has_last_checkpoint("@/my/it's") && has_end("@/my/it's", "signal") &&
+                   contains(stopped.out, "stopping after this step"),
                "SIGINT ends a run with exit code 0, a checkpoint of its last step and the end in the log", stopped);
     auto next = next_commands(stopped.out);
     expect_run(next["sample"] == PROGRAM + " sample --from " + shell_word(checkpoint) &&
