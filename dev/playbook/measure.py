@@ -63,7 +63,7 @@ WORK = {    # a column for each device
     "batches": [[512, 2048, 8192], [512 << i for i in range(7)], [512 << i for i in range(7)]],     # tokens per step
     "batch_tokens": [1 << 16, 1 << 19, 1 << 21],    # of each run that compares batches
     "batch_micro": [8, 8, 64],              # their largest micro-batch; a CPU is hardly faster with more than 8
-    "duration": ["about 10 minutes on 2 CPU cores", "about 40 minutes on 2 CPU cores", "an estimated 20 minutes"],
+    "duration": ["about 10 minutes on 2 CPU cores", "about 80 minutes on 2 CPU cores", "an estimated 20 minutes"],
 }
 MIN_STEPS, MAX_STEPS, WARM_UP = 3, 60, 1    # the first step includes set-up and is not counted
 SEEDS = (1, 2, 3)                           # of each demonstration

@@ -3,7 +3,7 @@
 The function `name` takes the result of measure.py's function `name` and returns a Section.
 """
 from figures import (BLUE, CATEGORIES, CHAPTER_COLOR, MODE_COLORS, RED, TEAL, Claim, Section, category_entries,
-                     chapter_entry, chapter_mark, close, doubling_ticks, entries, html_table, joined, judged,
+                     chapter_entry, chapter_mark, close, doubling_ticks, entries, entry, html_table, joined, judged,
                      legend_below, named_ticks, number, panels, percent, ratio_claim, same_losses, size, spread, stack)
 from measure import LARGE, MODES, STATE
 
@@ -138,7 +138,8 @@ def timeline_figure(results):
         axis.set(title=f"--recompute {mode}", xlabel="ms")
     axes[0].set(ylabel="live memory, MB", xlim=(0, None),
                 ylim=(0, 1.15 * max(trace["planned"] for trace in results.values()) / 1e6))
-    legend_below(figure, [*category_entries(shown), *entries(PASS_COLORS, alpha=0.5)], 2)
+    legend_below(figure, [*category_entries(shown), *entries(PASS_COLORS, alpha=0.5),
+                          entry("allocated", "0.35", ":")], 2)
     return figure
 
 
