@@ -30,6 +30,7 @@ typedef std::vector<double> Values;
 
 // Returns x rounded to T.
 template <typename T> double stored_as(double x) { return static_cast<float>(static_cast<T>(static_cast<float>(x))); }
+template <> inline double stored_as<double>(double x) { return x; }
 
 double value_of(double x) { return x; }
 
