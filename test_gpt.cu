@@ -1551,60 +1551,31 @@ void expect_planned(const std::string& text, const Setup& setup) {
            format("planned %zu, allocated %zu, taken from the device %zu", planned, m.allocated, taken));
 }
 
-// A member without a row would have no memory.
-TEST("memory: tables") {
-    Activations a;
-    Parameters<BufferBase> p;
-    std::set<BufferBase*> activations, parameters;
-    for (const ParameterRow& row : parameter_table(p, {1, 1, 16, 4, 16})) parameters.insert(row.tensor);
-    Setup s = small_setup({1, 2, 32, 16, 256}, 2, 16);
-    s.tensor = s.gpus = 2;
-    s.matmul = MatmulIn::FP8_ALL;
-    s.master_weights = MasterWeights::NONE;
-    s.optimizer = Optimizer::MUON;
-    s.on_gpu = true;
-    for (Attention attention : {Attention::FLASH, Attention::NAIVE}) {
-        s.attention = attention;
-        for (const ActivationRow& row : activation_table(a, s)) activations.insert(row.tensor);
-    }
-    expect(sizeof(a) == activations.size() * sizeof(BufferBase) && sizeof(p) == parameters.size() * sizeof(BufferBase),
-           "each member of Activations and of Parameters has a row in its table");
+// Calls f with each combination of the alternatives {a|b} in a text.
+template <typename F> void for_each_alternative(const std::string& text, F f) {
+    const size_t open = text.find('{'), end = text.find('}');
+    if (open == text.npos) return f(text);
+    for (const std::string& choice : split(text.substr(open + 1, end - open - 1), "|"))
+        for_each_alternative(text.substr(0, open) + choice + text.substr(end + 1), f);
 }
 
 TEST("memory") {
     const Setup base = small_setup({3, 2, 32, 20, 300}, 3, 17);
-    auto expect_with = [&](const std::string& text, auto change) {
-        Setup s = base;
-        change(s);
-        expect_planned(text, s);
-    };
-    for (DType grad_dtype : {DType::FP32, GRAD16})
-        for (const auto& [name, recompute] : RECOMPUTE_NAMES)
-            for (auto [text, attention] : {std::pair{"flash", Attention::FLASH}, {"naive", Attention::NAIVE}})
-                expect_with(format("--recompute %s --grad-dtype %s --attention %s", name, name_of(grad_dtype), text),
-                            [&, recompute = recompute, attention = attention](Setup& s) {
-                     s.recompute = recompute;
-                     s.grad_dtype = grad_dtype;
-                     s.attention = attention;
-                });
-    for (auto [gpus, zero] : {std::pair{1, 0}, {5, 0}, {2, 1}, {5, 1}})
-        expect_with(format("--optimizer muon, GPUs: %d, --zero %d", gpus, zero),
-                    [gpus = gpus, zero = zero](Setup& s) {
-                        s.optimizer = Optimizer::MUON;
-                        s.gpus = gpus;
-                        s.zero = zero;
-                    });
-    for (int zero = 0; zero <= 3; zero++)
-        expect_with(format("--zero %d, 5 GPUs", zero), [&](Setup& s) { s.gpus = 5, s.zero = zero; });
-    for (MatmulIn matmul : {MatmulIn::FP8, MatmulIn::FP8_ALL})
-        for (const auto& [name, recompute] : RECOMPUTE_NAMES)
-            if (FLOATX == DType::BF16)
-                expect_with(format("--matmul %s --recompute %s", MATMUL_NAMES[static_cast<int>(matmul)], name),
-                            [&, recompute = recompute](Setup& s) { s.matmul = matmul, s.recompute = recompute; });
+    std::vector<std::string> all = {
+        "--seq-len 17 --attention {flash|naive} --recompute {none|selective|full}",
+        "--seq-len 17 --optimizer muon --gpus {1|5}", "--seq-len 17 --optimizer muon --gpus {2|5} --zero 1",
+        "--seq-len 17 --gpus 5 --zero {0|1|2|3}"};
     if (SEPARATE_MASTER)
-        expect_with("--master-weights none", [](Setup& s) { s.master_weights = MasterWeights::NONE; });
+        all.insert(all.end(), {"--seq-len 17 --master-weights none", "--seq-len 17 --attention {flash|naive} "
+                               "--recompute {none|selective|full} --grad-dtype " + std::string(name_of(FLOATX))});
+    if (FLOATX == DType::BF16) all.push_back("--seq-len 16 --matmul {fp8|fp8-all} --recompute {none|selective|full}");
+    for (const std::string& options : all)
+        for_each_alternative("--micro-batch 3 " + options, [&](const std::string& flags) {
+            const Options o = parse_options(PLAN, "plan", split(flags, " "));
+            expect_planned(flags, make_setup(o, base.config, Purpose::TRAINING, {}));
+        });
     for (auto [name, purpose] : {std::pair{"eval", Purpose::INFERENCE}, {"sample", Purpose::SAMPLING}})
-        expect_with(name, [purpose = purpose](Setup& s) { s.purpose = purpose; });
+        expect_planned(name, small_setup(base.config, 3, 17, purpose));
     Setup s = base;
     bool exact = true;
     for (int B : {1, 5, 1000}) {
