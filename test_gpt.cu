@@ -1794,24 +1794,24 @@ TEST("loader") {
     expect(std::set<int>(one.begin(), one.end()).size() > 10, "more than 10 of 24 shuffled windows are different");
 }
 
-// Returns the mean loss over these windows, computed one window at a time with softmax in double.
+// Returns the mean of the losses of logits (N, V), without those of targets that are -1.
+double mean_loss(const Floats& logits, const std::vector<int>& targets) {
+    const int V = logits.size() / targets.size();
+    const Values losses = cross_entropy_loop<double>({logits.begin(), logits.end()}, targets, 1, V, V).losses;
+    const double sum = std::accumulate(losses.begin(), losses.end(), 0.0);
+    return sum / (targets.size() - std::count(targets.begin(), targets.end(), -1));
+}
+
+// Returns mean_loss() of these windows, computed in one batch.
 double plain_loss(const std::string& dir, const Tokens& tokens, int T, const std::vector<size_t>& windows) {
-    TestModel m(dir, Purpose::INFERENCE, 1, T);
-    const size_t V = m.config.vocab;
-    double sum = 0;
-    size_t counted = 0;
+    TestModel m(dir, Purpose::INFERENCE, windows.size(), T);
+    std::vector<int> inputs, targets;
     for (size_t w : windows) {
         const Window window = read_window(tokens, Windows::COVERING, w, T);
-        const Floats logits = logits_of(m, send_spare(m.a.inputs, window.inputs));
-        for (int t = 0; t < T; t++) {
-            if (window.targets[t] < 0) continue;
-            double total = 0;
-            for (size_t v = 0; v < V; v++) total += exp(double(logits[t * V + v]));
-            sum += log(total) - logits[t * V + window.targets[t]];
-            counted++;
-        }
+        inputs.insert(inputs.end(), window.inputs.begin(), window.inputs.end());
+        targets.insert(targets.end(), window.targets.begin(), window.targets.end());
     }
-    return sum / counted;
+    return mean_loss(logits_of(m, send_spare(m.a.inputs, inputs)), targets);
 }
 
 // Between two ways to compute a mean loss: logits may differ by one rounding, 2^-8 near 1 in BF16.
