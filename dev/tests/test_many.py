@@ -457,17 +457,9 @@ def test_evaluation():
 # ---- errors, killed ranks, hangs
 
 def test_errors():
-    unit, total = up_to(3) * MICRO, 5 * MICRO
     for text, ranks, words, parts, *code in (
             ("an unknown flag", 2, ["--no-such-flag"], ["--no-such-flag"]),
-            ("a total batch that the ranks do not divide, with the nearest valid totals", up_to(3),
-             ["--total-batch", total], ["x GPUs", str(total // unit * unit), str((total // unit + 1) * unit)]),
             ("--graph on", 2, ["--graph", "on"], ["--graph"]),
-            ("a tensor group without --gpus", 1, ["--tensor-parallel", 2], ["divisor of the number"]),
-            ("a tensor group that does not divide the heads", 2, ["--tensor-parallel", 2, "--heads", 1],
-             ["divisor of the heads: 1 heads allow 1"]),
-            ("a tensor group that does not divide the sequence", 2, ["--tensor-parallel", 2, "--seq-len", 23],
-             ["divisor of the sequence", "--seq-len 23"]),
             ("a non-finite loss", up_to(3), ["--steps", 9, "--lr", 1e30, "--grad-clip", 0], ["loss", "stopped"],
              1)):
         expect_rejected(ranks, [*ONE_STEP, *words], parts, text, *code)
