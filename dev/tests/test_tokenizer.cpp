@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "testing.h"
 
@@ -281,48 +280,39 @@ TEST("tokenizer: rejected files") {
     expect_rejected("vocab.json without merges.txt", folder_of({{"vocab.json", good["model"]["vocab"].dump()}}),
                     {"merges.txt: No such file"});
     const int count = static_cast<int>(good["model"]["vocab"].size()) + 1;
-    auto merge = [](json merge) { return [=](json& f) { f["model"]["merges"].push_back(merge); }; };
-    auto id = [](json id) { return [=](json& f) { f["model"]["vocab"]["!"] = id; }; };
-    auto set = [](const char* path, json value) { return [=](json& f) { f[json::json_pointer(path)] = value; }; };
     const json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}, special = {{"SpecialToken", {{"id", "X"}}}};
-    auto pieces = [](json single) {
-        return [=](json& f) {
-            f["post_processor"] = {{"type", "TemplateProcessing"}, {"single", single}};
-        };
-    };
-    struct Case { const char* what; std::function<void(json&)> damage; std::vector<std::string> parts; };
+    auto template_of = [](json pieces) { return json{{"type", "TemplateProcessing"}, {"single", pieces}}; };
+    json renamed = good["model"]["vocab"];   // byte 33 without a token
+    renamed["!!!"] = renamed["!"];
+    renamed.erase("!");
+    struct Case { const char* path; json value; std::vector<std::string> parts; };   // path "/-": adds to a list
     const std::vector<Case> CASES = {
-        {"a template without a text", pieces(json::array()), {"sequence A"}},
-        {"a template with two texts", pieces({text, text}), {"sequence A"}},
-        {"a template with text B", pieces({{{"Sequence", {{"id", "B"}}}}}), {"\"B\""}},
-        {"a template with an unknown token", pieces({special, text}), {"\"X\"", "added tokens"}},
-        {"an unsupported post-processor", set("/post_processor", {{"type", "BertProcessing"}}), {"BertProcessing"}},
-        {"a merge of an unknown token", merge({"zq", "qz"}), {"merge 500", "'zqqz'"}},
-        {"a merge of three tokens", merge("a b c"), {"merge 500", "a b c"}},
-        {"a merge that is a number", merge(7), {"merge 500", "7"}},
-        {"a merge given twice", merge(good["model"]["merges"][3]), {"merge 500", "twice"}},
-        {"a gap in the ids", id(900), {"'!'", "900", std::to_string(count - 1)}},
-        {"an id of two tokens", id(1), {"'!'", "'\"'", "both"}},
-        {"an id that is not a whole number", id(1.5), {"'!'", "1.5"}},
-        {"a negative id", id(-1), {"'!'", "-1"}},
-        {"an added token with another token's id", set("/added_tokens/0/id", count - 2),
-         {"both", std::to_string(count - 2)}},
-        {"a byte without a token", [](json& f) {
-             f["model"]["vocab"]["!!!"] = f["model"]["vocab"]["!"];
-             f["model"]["vocab"].erase("!");
-         }, {"byte 33", "'!'", "256"}},
-        {"a model type other than BPE", set("/model/type", "WordPiece"), {"WordPiece", "BPE"}},
-        {"a pre-tokenizer other than ByteLevel", set("/pre_tokenizer", {{"type", "Sequence"}}),
-         {"pre_tokenizer/type", "Sequence", "ByteLevel"}},
-        {"a missing pre-tokenizer", set("/pre_tokenizer", nullptr), {"pre_tokenizer", "ByteLevel"}},
-        {"a normalizer", set("/normalizer", {{"type", "NFC"}}), {"normalizer", "NFC"}},
-        {"an added token with lstrip", set("/added_tokens/0/lstrip", true), {"<|endoftext|>", "lstrip"}}};
+        {"/post_processor", template_of(json::array()), {"sequence A"}},
+        {"/post_processor", template_of({text, text}), {"sequence A"}},
+        {"/post_processor", template_of({{{"Sequence", {{"id", "B"}}}}}), {"\"B\""}},
+        {"/post_processor", template_of({special, text}), {"\"X\"", "added tokens"}},
+        {"/post_processor", {{"type", "BertProcessing"}}, {"BertProcessing"}},
+        {"/model/merges/-", {"zq", "qz"}, {"merge 500", "'zqqz'"}},
+        {"/model/merges/-", "a b c", {"merge 500", "a b c"}},
+        {"/model/merges/-", 7, {"merge 500", "7"}},
+        {"/model/merges/-", good["model"]["merges"][3], {"merge 500", "twice"}},
+        {"/model/vocab/!", 900, {"'!'", "900", std::to_string(count - 1)}},
+        {"/model/vocab/!", 1, {"'!'", "'\"'", "both"}},
+        {"/model/vocab/!", 1.5, {"'!'", "1.5"}},
+        {"/model/vocab/!", -1, {"'!'", "-1"}},
+        {"/model/vocab", renamed, {"byte 33", "'!'", "256"}},
+        {"/added_tokens/0/id", count - 2, {"both", std::to_string(count - 2)}},
+        {"/added_tokens/0/lstrip", true, {"<|endoftext|>", "lstrip"}},
+        {"/model/type", "WordPiece", {"WordPiece", "BPE"}},
+        {"/pre_tokenizer", {{"type", "Sequence"}}, {"pre_tokenizer/type", "Sequence", "ByteLevel"}},
+        {"/pre_tokenizer", nullptr, {"pre_tokenizer", "ByteLevel"}},
+        {"/normalizer", {{"type", "NFC"}}, {"normalizer", "NFC"}}};
     for (const Case& c : CASES) {
         json file = good;
-        c.damage(file);
+        file[json::json_pointer(c.path)] = c.value;
         std::vector<std::string> parts = c.parts;
         parts.push_back(folder_of_json(file) + "/tokenizer.json: ");
-        expect_rejected(c.what, folder_of_json(file), parts);
+        expect_rejected(std::string(c.path) + ": " + c.value.dump().substr(0, 70), folder_of_json(file), parts);
     }
     for (const std::string text : {"", "{", "[1, 2]", "{\"model\": 3}", "\"x\""})
         expect_rejected("tokenizer.json with the text '" + text + "'", folder_of({{"tokenizer.json", text}}),
