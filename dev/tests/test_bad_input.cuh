@@ -2,18 +2,12 @@
 // names the file or flag, what it found and what it expects. Also tests of --help. Included by test_gpt.cu.
 #pragma once
 
-typedef std::vector<std::string> Texts;
-
 // Expects that `command` is rejected with one line that contains every text in `named`.
 void reject(const std::string& what, const std::string& command, const Texts& named,
             const std::string& environment = "") {
     const Outcome outcome = run(command, environment);
     const bool one_line = std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1 && outcome.err.back() == '\n';
-    std::string missing;
-    for (const std::string& text : named)
-        if (!contains(outcome.err, scratch(text))) missing += " lacks '" + scratch(text) + "'";
-    expect_run(outcome.code == 2 && one_line && outcome.err.rfind("train_gpt: ", 0) == 0 && missing.empty(),
-               "rejected: " + what, outcome, missing);
+    expect_run(one_line && outcome.err.rfind("train_gpt: ", 0) == 0, "rejected: " + what, outcome, named, 2);
 }
 
 const std::string TINY = "train --layers 1 --heads 1 --channels 16 --context 16 --steps 1 --data @/text.txt ";
@@ -91,8 +85,8 @@ TEST("flags") {
                              "--warmup 1000000000000 --eval-sequences 9223372036854775807 "
                              "--eval-every 9223372036854775807 --steps 2");
     const Outcome planned = run("plan --gpu-memory 80GB --micro-batch 625 --total-batch 1000000000000");
-    expect_run(most.code == 0 && planned.code == 0 && contains(planned.out, "= 1562500 micro-batches of 625 x 1024"),
-               "flags accept both ends of their ranges", most, planned.err);
+    expect_run(most.code == 0, "flags accept both ends of their ranges", planned,
+               {"= 1562500 micro-batches of 625 x 1024"});
 }
 
 TEST("help") {
@@ -142,11 +136,11 @@ TEST("help") {
              {"train --help all", help_text(TRAIN, "all", 80)}, {"sample -h", help_text(SAMPLE, "", 80)},
              {"--help lr", help_text(ALL, "lr", 80)}, {"train --help=--lr", help_text(ALL, "lr", 80)}}) {
         const Outcome outcome = run(command, "COLUMNS=80");
-        expect_run(outcome.code == 0 && outcome.out == expected, command + " prints help in $COLUMNS columns", outcome);
+        expect_run(outcome.out == expected, command + " prints help in $COLUMNS columns", outcome);
     }
     const Outcome narrow = run("--help matmul", "COLUMNS=9"), unknown = run("--help matmul", "COLUMNS=");
     expect_run(narrow.out == help_text(ALL, "matmul", 60) && unknown.out == help_text(ALL, "matmul", 100),
-               "help is at least 60 columns wide, and 100 if the width is unknown", narrow, unknown.out);
+               "help is at least 60 columns wide, and 100 if the width is unknown", narrow);
 }
 
 TEST("suggestions") { reject_group("suggestions"); }
@@ -217,15 +211,13 @@ TEST("bad data") {
     reject_group("data");
     expect(!fs::exists(scratch("@/too_short")), "data that is too short leaves no folder --out");
     test_unreadable_data();
-    const Outcome brackets = run(TINY + "--data @/a[1].txt"), zero = run(TINY + "--data @/later_zero.txt");
-    expect_run(brackets.code == 0, "a file whose name looks like a glob is found", brackets);
-    expect_run(zero.code == 0, "a file whose first zero byte is at position 4096 is text", zero);
+    expect_run(true, "a file whose name looks like a glob is found", run(TINY + "--data @/a[1].txt"));
+    expect_run(true, "a file whose first zero byte is at position 4096 is text", run(TINY + "--data @/later_zero.txt"));
     write_bytes("@/caf\xe9.txt", read_bytes("@/text.txt"));
     const Outcome latin = run(TINY + "--data @/caf\xe9.txt --out @/latin\xe9 --trace @/\xe9");
     const std::string log = read_bytes("@/latin\xe9/log.jsonl");
     const std::string data = parse_json(log.substr(0, log.find('\n')), "log")["run"]["options"]["data"];
-    expect_run(latin.code == 0 && data == scratch("@/caf\xef\xbf\xbd.txt"), "names in Latin-1 are accepted", latin,
-               data);
+    expect_run(data == scratch("@/caf\xef\xbf\xbd.txt"), "names in Latin-1 are accepted", latin);
 }
 
 TEST("bad questions") {
@@ -277,7 +269,7 @@ TEST("bad folders") {
                 whole.substr(0, whole.size() / 2), COMMAND, {"truncated", "rename this one's folder"});
     fs::rename(scratch("@/damaged/step_000010"), scratch("@/damaged/aside"));
     const Outcome resumed = run(COMMAND + "--steps 12");
-    expect_run(resumed.code == 0 && log_of("@/damaged").size() == 15, "the checkpoint before it is resumed", resumed);
+    expect_run(log_of("@/damaged").size() == 15, "the checkpoint before it is resumed", resumed);
     for (const char* other : {"05", "10", "12"}) fs::remove_all(scratch(std::string("@/damaged/step_0000") + other));
     fs::rename(scratch("@/damaged/aside"), scratch("@/damaged/step_000010"));
     reject("the only checkpoint, damaged", COMMAND, {STEP + "optimizer.state", "there is no checkpoint before it"});

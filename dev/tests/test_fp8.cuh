@@ -424,8 +424,8 @@ TEST("runs: FP8") {
     const std::string FP8 = TEN + "--matmul fp8-all --total-batch 256 ";
     const Outcome first = run(FP8 + "--out @/fp8");
     const std::vector<std::string> log = log_of("@/fp8");
-    expect_run(first.code == 0 && log.size() == 14 && contains(first.out, "matmul fp8-all, scaling delayed\n"),
-               "--matmul fp8-all is printed at the start and logged at each evaluation", first);
+    expect_run(log.size() == 14, "--matmul fp8-all is printed at the start and logged at each evaluation", first,
+               {"matmul fp8-all, scaling delayed\n"});
     if (log.size() != 14) return;
     const json record = json::parse(log[12]).value("fp8", json());
     bool fractions = record.size() == FP8_TENSORS;
@@ -442,7 +442,7 @@ TEST("runs: FP8") {
     for (const std::string& line : log_of("@/unscaled"))
         if (const json r = json::parse(line); r.contains("fp8")) flushed = r["fp8"].at("qkvw").at("flushed");
     expect_run(fabs(flushed - 0.039) < 0.01, "--fp8-scaling none: the log has the fraction of weights that underflow",
-               unscaled, format("%g", flushed));
+               unscaled);
 
     expect_same_run("@/fp8", FP8 + "--graph on --sample-every 3 --sample-tokens 5", "fp8-all: graphs and samples");
     begin_from("@/other", "@/fp8", "/step_000005");
@@ -453,10 +453,8 @@ TEST("runs: FP8") {
     for (const json& damaged : {json("none"), json::array({1.0, 2.0}), json::array({-1.0})}) {
         file["fp8_history"] = damaged;
         write_json(scratch(path), file);
-        const Outcome rejected = run("train --resume --out @/fp8 --steps 12");
-        expect_run(rejected.code == 2 && contains(rejected.err, "\"fp8_history\"") &&
-                       contains(rejected.err, "384 numbers"),
-                   "a checkpoint whose fp8_history is " + damaged.dump() + " is rejected", rejected);
+        expect_run(true, "a checkpoint whose fp8_history is " + damaged.dump() + " is rejected",
+                   run("train --resume --out @/fp8 --steps 12"), {"\"fp8_history\"", "384 numbers"}, 2);
     }
     fs::remove_all(scratch("@/fp8"));
 }

@@ -66,10 +66,19 @@ private:
 
 Outcome run(const std::string& command, const std::string& environment = "") { return Run(command, environment).end(); }
 
-// Expects a fact about a run; prints the run's output if it does not hold.
-void expect_run(bool holds, const std::string& text, const Outcome& run, const std::string& detail = "") {
-    expect(holds, text,
-           holds ? "" : format("exit code %d; %s%s%s", run.code, run.out.c_str(), run.err.c_str(), detail.c_str()));
+typedef std::vector<std::string> Texts;
+
+// Expects that a fact holds and that a run ends with this exit code and prints `texts`, an error to stderr. A text that
+// begins with ! must not be printed; @ stands for the scratch folder.
+void expect_run(bool holds, const std::string& text, const Outcome& run, const Texts& texts = {}, int code = 0) {
+    std::string wrong = holds && run.code == code ? "" : "; ";
+    for (const std::string& part : texts) {
+        const bool absent = part[0] == '!';
+        if (contains(code ? run.err : run.out, scratch(part.substr(absent))) == absent)
+            wrong += (absent ? "has '" : "lacks '") + scratch(part.substr(absent)) + "'; ";
+    }
+    expect(wrong.empty(), text,
+           wrong.empty() ? "" : format("exit code %d; ", run.code) + wrong + run.out + run.err);
 }
 
 // ==== results of a run =======================================================
@@ -131,8 +140,7 @@ void begin_from(const std::string& out, const std::string& from, const std::stri
 void expect_same_run(const std::string& folder, const std::string& command, const std::string& text,
                      const std::string& environment = "") {
     const Outcome outcome = run(command + " --out @/other", environment);
-    expect_run(outcome.code == 0 && log_of("@/other") == log_of(folder) &&
-                   same_checkpoint(folder + "/step_000010", "@/other/step_000010"),
+    expect_run(log_of("@/other") == log_of(folder) && same_checkpoint(folder + "/step_000010", "@/other/step_000010"),
                text + ": the same bits", outcome);
     fs::remove_all(scratch("@/other"));
 }
@@ -143,14 +151,11 @@ bool has_last_checkpoint(const std::string& out) {
     if (found.size() != 1 || found.begin()->first != long(log_of(out).size())) return false;
     const std::string dir = found.begin()->second;
     return error_of([&] {
-        const Safetensors model(dir + "/model.safetensors"), optimizer(dir + "/optimizer.state");
+        Model m;
+        allocate(m, small_setup(read_config(dir + "/config.json"), 1, 1));
+        read_weights(m, dir);
+        read_moments(m, dir);
         read_json(dir + "/trainer.json").at("next_window");
-        for_each_parameter(small_setup(read_config(dir + "/config.json"), 1, 1),
-                           [&](const ParameterRow& row, size_t, const std::string& name) {
-            model.floats(name, row.shape);
-            optimizer.floats("m/" + name, row.shape);
-            optimizer.floats("v/" + name, row.shape);
-        });
     }).empty();
 }
 
@@ -199,8 +204,8 @@ void need_words() {
 
 TEST("runs: the same bits") {
     const Outcome first = run(TEN + "--out @/first");
-    expect_run(first.code == 0 && log_of("@/first").size() == 12 && contains(first.out, " over 64 tokens, "),
-               "10 steps and 2 evaluations of 4 sequences are logged", first);
+    expect_run(log_of("@/first").size() == 12, "10 steps and 2 evaluations of 4 sequences are logged", first,
+               {" over 64 tokens, "});
     if (log_of("@/first").size() != 12) return;
     const double before = record_of("@/first", 0)["loss"], after = record_of("@/first", 10)["loss"];
     expect(after < before - 1, "the loss falls by more than 1", format("from %f to %f", before, after));
@@ -228,7 +233,7 @@ TEST("runs: the same bits") {
     const std::string names = "OMP_DISPLAY_AFFINITY=true OMP_AFFINITY_FORMAT=%n_of_%N";
     const Outcome one = run(THREADS + "1", names), two = run(THREADS + "2", names);
     expect_run(contains(two.out + two.err, "1_of_2") && !contains(one.out + one.err, "1_of_"),
-               "--threads N uses N threads", two, one.err);
+               "--threads N uses N threads", two);
 }
 
 // The command of a launcher that restarts it, such as torchrun --max-restarts.
@@ -246,39 +251,24 @@ TEST("runs: --resume auto") {
     const Outcome first = run(FROM);
     fs::remove_all(scratch("@/restarted/step_000002"));
     const Outcome second = run(FROM), third = run(FROM);
-    expect_run(first.code == 0 && second.code == 0 && contains(second.out, "from step 2 on") &&
-                   log_of("@/restarted").size() == 2,
-               "--resume auto starts a run with --from, and continues it", second, first.err);
-    expect_run(third.code == 0 && contains(third.out, "no steps"), "--resume auto of a complete run ends", third);
+    expect_run(first.code == 0 && log_of("@/restarted").size() == 2,
+               "--resume auto starts a run with --from, and continues it", second, {"from step 2 on"});
+    expect_run(true, "--resume auto of a complete run ends", third, {"no steps"});
 }
 
 TEST("runs: without master weights") {
     if (FLOATX != DType::BF16) return;   // FP16 rounds more finely: these steps change every weight
     const Outcome whole = run(TEN + "--master-weights none --out @/no_master");
-    bool logged = whole.code == 0;
+    bool logged = true;
     for (size_t line : {0, 4, 9}) logged = logged && record_of("@/no_master", line).value("unchanged", -1.0) > 0;
     expect_run(logged, "--master-weights none logs the fraction of weights that a step left unchanged", whole);
     begin_from("@/other", "@/no_master", "/step_000005");
     expect_same_run("@/no_master", TEN + "--master-weights none --resume", "--master-weights none, resumed at step 5");
-    // LayerNorm's weights start at 1, whose BF16 neighbours are 1 - 2^-8 and 1 + 2^-7: updates of 1e-4 have no effect.
-    const std::string SLOW = "train" + SMALL +
-        "--micro-batch 2 --eval-every 0 --schedule constant --lr 1e-4 --steps 3 ";
-    const Outcome without = run(SLOW + "--master-weights none --out @/slow"), with = run(SLOW + "--out @/slow_copy");
-    auto ones = [&](const std::string& out) {
-        const Floats values = read_floats(Safetensors(scratch(out + "/step_000003/model.safetensors")), "ln_f.weight");
-        return std::count(values.begin(), values.end(), 1.0f);
-    };
-    expect_run(without.code == 0 && ones("@/slow") == 32 && record_of("@/slow", 2).value("unchanged", 0.0) > 0.1 &&
-                   with.code == 0 && ones("@/slow_copy") < 32,
-               "updates below half an ulp accumulate in master weights; without them they have no effect", without);
 }
 
 TEST("runs: muon") {
     const std::string MUON = TEN + "--optimizer muon ";
-    const Outcome first = run(MUON + "--out @/muon");
-    expect_run(first.code == 0 && double(record_of("@/muon", 10)["loss"]) < double(record_of("@/muon", 0)["loss"]) - 1,
-               "--optimizer muon: the loss falls by more than 1", first);
-    if (first.code != 0) return;
+    run(MUON + "--out @/muon");
     begin_from("@/other", "@/muon", "/step_000005");
     expect_same_run("@/muon", MUON + "--resume --graph on", "--optimizer muon, resumed at step 5 with graphs");
     const Safetensors optimizer(scratch("@/muon/step_000010/optimizer.state"));
@@ -291,11 +281,9 @@ TEST("runs: muon") {
         wrong += has_v == on_muon(s, row);
     });
     expect(wrong == 0, "--optimizer muon: a checkpoint has v of all parameters but the matrices of layers");
-    begin_from("@/other", "@/muon", "/step_000005");
-    const Outcome other = run("train --resume --out @/other --optimizer adamw");
-    expect_run(other.code == 2 && contains(other.err, "--optimizer adamw") && contains(other.err, "\"muon\""),
-               "--resume with another --optimizer is an error that names both", other);
-    fs::remove_all(scratch("@/other"));
+    const Outcome other = run("train --resume --out @/muon --optimizer adamw");
+    expect_run(true, "--resume with another --optimizer is an error that names both", other,
+               {"--optimizer adamw", "\"muon\""}, 2);
 }
 
 TEST("runs: --resume with other options") {
@@ -303,21 +291,18 @@ TEST("runs: --resume with other options") {
     copy_files("@/first", "@/longer");
     const Outcome longer = run("train --resume --out @/longer --steps 12 --lr 0.005 --eval-every 0");
     const json options = read_json(scratch("@/longer/step_000012/trainer.json"))["options"];
-    expect_run(longer.code == 0 && log_of("@/longer").size() == 14 && options["lr"] == 0.005 &&
-                   options["warmup"] == 3 &&
-                   contains(longer.out, "--lr was 0.01, is now 0.005\n") &&
-                       contains(longer.out, "--steps was 10, is now 12\n") &&
-                   !contains(longer.out, "--warmup"),
-               "options given with --resume replace those of the run and are printed", longer);
+    expect_run(log_of("@/longer").size() == 14 && options["lr"] == 0.005 && options["warmup"] == 3,
+               "options given with --resume replace those of the run and are printed", longer,
+               {"--lr was 0.01, is now 0.005\n", "--steps was 10, is now 12\n", "!--warmup"});
     const Outcome equal = run("train --resume --out @/longer --steps 13 --layers 2 --heads 2 --vocab 256");
     write_bytes("@/less.txt", read_bytes("@/text.txt").substr(0, 2000));
     const Outcome less = run("train --resume --out @/longer --steps 14 --data @/less.txt");
-    expect_run(equal.code == 0 && less.code == 0 && !contains(equal.out, "tokens to train on, now") &&
-                   contains(less.out, "there were 3004 tokens to train on, now there are 2000\n"),
-               "--resume accepts the model's own sizes; a change of the data is printed", less, equal.err);
+    expect_run(true, "--resume accepts the model's own sizes", equal, {"!tokens to train on, now"});
+    expect_run(true, "--resume prints a change of the data", less,
+               {"there were 3004 tokens to train on, now there are 2000\n"});
     const Outcome fewer = run("train --resume --out @/longer --steps 9");
-    expect_run(fewer.code == 0 && contains(fewer.out, scratch("@/longer is at step 14 and has reached --steps 9")),
-               "--resume with --steps below the run's step prints that step", fewer);
+    expect_run(true, "--resume with --steps below the run's step prints that step", fewer,
+               {"@/longer is at step 14 and has reached --steps 9"});
     const std::string path = scratch("@/longer/step_000014/trainer.json");
     json older = read_json(path);
     older["options"]["eval-batches"] = 20;   // an option that was removed
@@ -328,10 +313,8 @@ TEST("runs: --resume with other options") {
                              {"tensor-parallel", 2}});
     write_json(path, older);
     const Outcome of_older = run("train --resume --out @/longer --steps 15");
-    expect_run(of_older.code == 0 && contains(of_older.out, "--eval-batches was 20") &&
-                   contains(of_older.out, "the head processed 7 rows at a time, now "),
-               "a checkpoint with an unknown option can be resumed; the option is printed, and another number of rows "
-               "that the head processes", of_older);
+    expect_run(true, "an unknown option of a checkpoint, and another number of rows of the head, are printed", of_older,
+               {"--eval-batches was 20", "the head processed 7 rows at a time, now "});
     json now = read_json(scratch("@/longer/step_000015/trainer.json"))["options"], defaults = describe({}, TRAIN);
     bool forgotten = true;
     for (const std::string name : {"trace", "verbose", "timeout", "gpus", "tensor-parallel"})
@@ -340,8 +323,7 @@ TEST("runs: --resume with other options") {
     const Outcome shorter = run("train --resume --out @/longer --steps 20 --seq-len 8 --sample-every 100 "
                                 "--sample-tokens 5 --trace @/resumed.json");
     json last = json::parse(log_of("@/longer").back());
-    expect_run(shorter.code == 0 && last["step"] == 20 && last["tokens"] == 20 * 64 &&
-                   split(shorter.out, "---- sample ----").size() == 2,
+    expect_run(last["step"] == 20 && last["tokens"] == 20 * 64 && split(shorter.out, "---- sample ----").size() == 2,
                "a run resumed with another --seq-len continues to count tokens; it prints no sample at its start",
                shorter);
     long updates = 0;
@@ -367,17 +349,16 @@ TEST("runs: loss scaling") {
     };
     const Outcome scaled = run(TEN + "--loss-scaling dynamic --out @/scaled");
     const std::string expected = "{\"scale\":65536,\"good_steps\":10,\"skipped_steps\":0}";
-    expect_run(scaled.code == 0 && state("@/scaled/step_000010") == expected &&
-                   record_of("@/scaled", 0)["loss_scale"] == 65536 &&
-                       record_of("@/scaled", 4).contains("zero_gradients"),
-               "--loss-scaling dynamic: log and checkpoints hold the scale", scaled, state("@/scaled/step_000010"));
+    expect_run(state("@/scaled/step_000010") == expected && record_of("@/scaled", 0)["loss_scale"] == 65536 &&
+                   record_of("@/scaled", 4).contains("zero_gradients"),
+               "--loss-scaling dynamic: log and checkpoints hold the scale", scaled);
     const Outcome again = resume_scaled("@/scaled_again", json::object());
-    expect_run(again.code == 0 && log_of("@/scaled_again") == log_of("@/scaled") &&
+    expect_run(log_of("@/scaled_again") == log_of("@/scaled") &&
                    same_checkpoint("@/scaled_again/step_000010", "@/scaled/step_000010") &&
                    state("@/scaled_again/step_000010") == expected,
                "--loss-scaling dynamic resumed at step 5: the same bits and the same scale", again);
     const Outcome skipped = resume_scaled("@/skipped", {{"skipped_steps", 5}, {"scale", 1024}});
-    expect_run(skipped.code == 0 && record_of("@/skipped", 7)["skipped_steps"] == 5 &&
+    expect_run(record_of("@/skipped", 7)["skipped_steps"] == 5 &&
                    !same_file("@/skipped/step_000010/model.safetensors", "@/scaled/step_000010/model.safetensors") &&
                    record_of("@/skipped", 7)["loss_scale"] == 1024,
                "a resumed run has the checkpoint's scale, and subtracts its skipped steps from AdamW's t", skipped);
@@ -409,7 +390,7 @@ TEST("runs: loss spikes") {
     const json trainer = read_json(scratch("@/spiky/step_000150/trainer.json"));
     expect_run(same_checkpoint("@/calm/step_000149", "@/spiky/step_000150") &&
                    trainer["loss_scaling"]["skipped_steps"] == 1 && record_of("@/spiky", 149)["skipped_steps"] == 1,
-               "--skip-spikes: weights and moments are those of a run without the step", spiky, calm.err);
+               "--skip-spikes: weights and moments are those of a run without the step", spiky);
     expect(same_checkpoint("@/calm/step_000140", "@/spiky/step_000140") &&
                record_of("@/calm", 139)["norm_z"] == record_of("@/spiky", 139)["norm_z"],
            "before the spike, --skip-spikes changes no bit");
@@ -430,10 +411,10 @@ TEST("runs: loss spikes") {
     expect(contains(line, z) && ends_with(line, ")  skipped"), "the skipped step gets a progress line", line);
     begin_from("@/kept_spike", "@/spiky", "/step_000140");
     const Outcome kept = run("train --resume --steps 141 --out @/kept_spike --skip-spikes off");
-    expect_run(kept.code == 0 && !same_checkpoint("@/kept_spike/step_000141", "@/spiky/step_000140") &&
-                   contains(kept.out, "--skip-spikes was 6.0, is now \"off\"\n") && contains(kept.out, z) &&
-                   !contains(kept.out, "skipped") && record_of("@/kept_spike", 140)["loss_z"] == spike["loss_z"],
-               "without --skip-spikes the step has the same z-score and changes the weights", kept);
+    expect_run(!same_checkpoint("@/kept_spike/step_000141", "@/spiky/step_000140") &&
+                   record_of("@/kept_spike", 140)["loss_z"] == spike["loss_z"],
+               "without --skip-spikes the step has the same z-score and changes the weights", kept,
+               {"--skip-spikes was 6.0, is now \"off\"\n", z, "!skipped"});
     const Outcome dynamic = run("train --resume --steps 151 --out @/spiky --loss-scaling dynamic");
     expect_run(record_of("@/spiky", 150)["loss_scale"] == FIRST_LOSS_SCALE &&
                    record_of("@/spiky", 150)["skipped_steps"] == 1,
@@ -446,23 +427,23 @@ TEST("runs: --tokens and --minutes") {
     need_first_run();
     const std::string LESS = "train" + SMALL + "--micro-batch 2 --warmup 2 --checkpoint-every 4 --eval-every 5 ";
     const Outcome steps = run(LESS + "--steps 10 --out @/ten_steps"), tokens = run(LESS + "--tokens 310 --out @/tokens");
-    expect_run(tokens.code == 0 && log_of("@/tokens") == log_of("@/ten_steps") &&
-                   same_checkpoint("@/tokens/step_000010", "@/ten_steps/step_000010") &&
-                   contains(tokens.out, "\nstep  1/10 loss") && contains(tokens.out, "\nstep 10/10 loss"),
+    expect_run(steps.code == 0 && log_of("@/tokens") == log_of("@/ten_steps") &&
+                   same_checkpoint("@/tokens/step_000010", "@/ten_steps/step_000010"),
                "--tokens 310 makes the 10 steps of 32 tokens that reach them, with the bits of --steps 10", tokens,
-               steps.err);
+               {"\nstep  1/10 loss", "\nstep 10/10 loss"});
     begin_from("@/other", "@/tokens", "/step_000004");
     expect_same_run("@/tokens", "train --resume", "--tokens, resumed at step 4");
     const Outcome more = run("train --resume --out @/tokens --steps 12"), reached =
         run("train --resume --out @/tokens --tokens 100");
-    expect_run(more.code == 0 && contains(more.out, "done       2 steps") && reached.code == 0 &&
-                   contains(reached.out, scratch("@/tokens is at step 12 and has reached --tokens 100")),
-               "--resume with another budget replaces the run's", more, reached.out);
+    expect_run(true, "--resume --steps replaces --tokens", more, {"done       2 steps"});
+    expect_run(true, "--resume --tokens replaces --steps", reached,
+               {"@/tokens is at step 12 and has reached --tokens 100"});
     const Outcome exact = run("train --resume --out @/tokens --tokens 416 --loss-scaling 128");   // 13 x 32
     const std::vector<std::string> log = log_of("@/tokens");
-    expect_run(exact.code == 0 && contains(exact.out, "done       1 steps") && log.size() > 2 &&
-                   contains(log[log.size() - 2], "zero_gradients") && contains(log.back(), "\"step\":13,\"val_loss"),
-               "the step that reaches --tokens exactly is the last one and logs what an evaluation needs", exact);
+    expect_run(log.size() > 2 && contains(log[log.size() - 2], "zero_gradients") &&
+                   contains(log.back(), "\"step\":13,\"val_loss"),
+               "the step that reaches --tokens exactly is the last one and logs what an evaluation needs", exact,
+               {"done       1 steps"});
 
     const Outcome minutes = run(LESS + "--minutes 0.02 --schedule linear --min-lr 0 --out @/minutes");
     const json last = json::parse(log_of("@/minutes").back());
@@ -471,21 +452,20 @@ TEST("runs: --tokens and --minutes") {
     const long step = last["step"];
     const std::string path = scratch(format("@/minutes/step_%06ld/trainer.json", step));
     json trainer = read_json(path);
-    expect_run(minutes.code == 0 && has_end("@/minutes", "complete") && last.contains("val_loss") &&
-                   last.contains("bits_per_byte") &&
+    expect_run(has_end("@/minutes", "complete") && has_paths(last, {"/val_loss", "/bits_per_byte"}) &&
                    trainer.value("seconds", 0.0) >= 1.2 && lr < 0.5 * trainer["options"]["lr"].get<double>(),
                "--minutes 0.02 ends after 1.2 s with an evaluation and a checkpoint; the learning rate falls by the clock",
-               minutes, format("lr %g; ", lr));
+               minutes);
     const Outcome spent = run("train --resume --out @/minutes");
-    expect_run(spent.code == 0 && contains(spent.out, "has reached --minutes 0.02") && has_end("@/minutes", "complete"),
-               "a run that has used its minutes is complete", spent);
+    expect_run(has_end("@/minutes", "complete"), "a run that has used its minutes is complete", spent,
+               {"has reached --minutes 0.02"});
     trainer["seconds"] = 1000;
     write_json(path, trainer);
     Run longer("train --resume --out @/minutes --minutes 60");
     wait_for_steps("@/minutes", log_of("@/minutes").size() + 1);
     const Outcome resumed = longer.end(SIGTERM);
     const json later = read_json(list_checkpoints(scratch("@/minutes")).rbegin()->second + "/trainer.json");
-    expect_run(resumed.code == 0 && later.value("step", 0L) > step && later.value("seconds", 0.0) > 1000,
+    expect_run(later.value("step", 0L) > step && later.value("seconds", 0.0) > 1000,
                "a resumed run adds its time to the minutes that the run has used", resumed);
 }
 
@@ -503,17 +483,17 @@ TEST("runs: batch ramp") {
         tokens += batch;
         expected.insert(expected.end(), {batch, tokens});
     }
-    expect_run(ramp.code == 0 && found == expected && expected[8] > 32 && expected[8] < 128,
+    expect_run(found == expected && expected[8] > 32 && expected[8] < 128,
                "--batch-ramp grows the batch linearly with the tokens, in whole micro-batches", ramp);
     expect(read_json(scratch("@/ramp/step_000010/trainer.json")).value("next_window", 0L) == expected.back() / 16,
            "the windows of a ramp follow each other without gaps");
     expect_same_run("@/ramp", RAMP + "--graph on", "--batch-ramp and graphs");
-    const Outcome fitted = run("train" + SMALL + "--steps 1 --micro-batch auto --total-batch 144 --batch-ramp 64:99");
-    expect_run(contains(fitted.out, "of 1 x 16"), "--micro-batch auto divides the first batch of a ramp", fitted);
-    const Outcome noted = run("train" + SMALL + "--micro-batch 1 --total-batch 64 --batch-ramp 16:320 --tokens 320 "
-                              "--warmup 8");
-    expect_run(contains(noted.out, " 13/13 loss") && !contains(noted.out, "longer than the run"),
-               "a warm-up that ends in a ramp is not said to exceed the run", noted);
+    expect_run(true, "--micro-batch auto divides the first batch of a ramp",
+               run("train" + SMALL + "--steps 1 --micro-batch auto --total-batch 144 --batch-ramp 64:99"),
+               {"of 1 x 16"});
+    expect_run(true, "a warm-up that ends in a ramp is not said to exceed the run",
+               run("train" + SMALL + "--micro-batch 1 --total-batch 64 --batch-ramp 16:320 --tokens 320 --warmup 8"),
+               {" 13/13 loss", "!longer than the run"});
     begin_from("@/other", "@/ramp", "/step_000005");
     expect_same_run("@/ramp", "train --resume", "resumed in the ramp");
 
@@ -525,7 +505,7 @@ TEST("runs: batch ramp") {
         const json record = record_of(out, line);
         return format("%s %s", record["loss"].dump().c_str(), record["norm"].dump().c_str());
     };
-    bool same = grown.code == 0;
+    bool same = true;
     for (size_t line = 0; line < 6; line++)
         same = same && values("@/grown", line) == values(line < 4 ? "@/fixed_32" : "@/fixed_64", line - line / 4 * 2);
     expect_run(same, "steps of a ramp have the loss and norm of a constant batch with the same windows", grown);
@@ -554,8 +534,8 @@ TEST("runs: gradient noise scale") {
         trace = 0.95 * trace + 0.05 * S;
         scale = logged("@/noise", line, "noise_scale");
     }
-    expect_run(right, "--noise-every: |G|^2 and S follow from the norms of a micro-batch and of the step", outcome,
-               windows.err);
+    expect_run(right && windows.code == 0,
+               "--noise-every: |G|^2 and S follow from the norms of a micro-batch and of the step", outcome);
     expect(fabs(scale / (trace / gradient) - 1) < 1e-9,
            "the noise scale is the quotient of the moving averages of S and |G|^2",
            format("%.12g, expected %.12g", scale, trace / gradient));
@@ -585,7 +565,6 @@ const std::string TUNING_FILE = "@/tuning/gpt.cu/matmul.json";
 
 struct TunedRun {
     Outcome outcome;
-    std::string line;   // the printed lines about matmul tuning
     std::vector<std::string> log;
     Floats losses;
 };
@@ -593,10 +572,8 @@ struct TunedRun {
 TunedRun tuned_run(const std::string& flags, const std::string& environment) {
     const std::string command = "train" + SMALL + "--micro-batch 2 --total-batch 64 --steps 4 --lr 1e-2 --eval-every 2 "
                                 "--checkpoint-every 0 --verbose --out @/tuned " + flags;
-    TunedRun r = {run(command, environment + " XDG_CACHE_HOME=@/tuning"), "", log_of("@/tuned"), {}};
+    TunedRun r = {run(command, environment + " XDG_CACHE_HOME=@/tuning"), log_of("@/tuned"), {}};
     for (const std::string& record : r.log) r.losses.push_back(json::parse(record).value("loss", 0.0));
-    for (const std::string& line : split(r.outcome.out, "\n"))
-        if (line.rfind("tuning ", 0) == 0) r.line += line + "\n";
     fs::remove_all(scratch("@/tuned"));
     return r;
 }
@@ -611,13 +588,13 @@ TEST("runs: matmul tuning") {
     const std::string intact = read_bytes(TUNING_FILE);
     json file = json::parse(intact, nullptr, false);
     const size_t shapes = file.is_object() ? file["devices"][tuning_device()].size() : 0;
-    expect(off.line.empty() && off.losses.size() == 6, "--matmul-tuning off times nothing", off.line);
+    expect_run(off.losses.size() == 6, "--matmul-tuning off times nothing", off.outcome, {"!\ntuning "});
     // A block's four matmuls and the head, once in forward, twice in backward; fc and fcproj with GELU and its
     // derivative, and without. Shapes with one algorithm are not timed.
     const size_t all = may_fuse() ? 17 : 15;
-    expect_run(on.outcome.code == 0 && (device.is_cpu() ? shapes == all : shapes > 0) &&
-                   contains(on.line, format(" %zu shapes timed in ", shapes)),
-               format("matmul tuning times each shape once, %zu on a CPU, and writes a file", all), on.outcome);
+    expect_run(device.is_cpu() ? shapes == all : shapes > 0,
+               format("matmul tuning times each shape once, %zu on a CPU, and writes a file", all), on.outcome,
+               {format(" %zu shapes timed in ", shapes)});
     if (shapes == 0) return;
     Near("matmul tuning: losses equal those without tuning", relative_l2(on.losses, off.losses), TUNING_TOLERANCE);
 #ifdef CUDA_ON_CPU
@@ -630,15 +607,14 @@ TEST("runs: matmul tuning") {
     expect(allowed, "matmul tuning never chooses an algorithm that is slow, fails, or adds in place", intact);
 #endif
     const TunedRun again = tuned_run("", GOOD_MATMULS);
-    expect_run(again.log == on.log && contains(again.line, format(" %zu shapes known from ", shapes)) &&
-                   read_bytes(TUNING_FILE) == intact,
-               "matmul tuning: a second run reads the algorithms from the file and gives the same bits", again.outcome);
+    expect_run(again.log == on.log && read_bytes(TUNING_FILE) == intact,
+               "matmul tuning: a second run reads the algorithms from the file and gives the same bits", again.outcome,
+               {format(" %zu shapes known from ", shapes)});
     write_bytes(TUNING_FILE, intact.substr(0, intact.size() / 2));
     const TunedRun damaged = tuned_run("", GOOD_MATMULS);
-    expect_run(damaged.outcome.code == 0 && contains(damaged.line, scratch(TUNING_FILE)) &&
-                   contains(damaged.line, "JSON") &&
-                   read_json(scratch(TUNING_FILE))["devices"][tuning_device()].size() == shapes,
-               "matmul tuning: a damaged file is reported by name, ignored and replaced", damaged.outcome);
+    expect_run(read_json(scratch(TUNING_FILE))["devices"][tuning_device()].size() == shapes,
+               "matmul tuning: a damaged file is reported by name, ignored and replaced", damaged.outcome,
+               {TUNING_FILE, "JSON"});
     json foreign = file;
     foreign["devices"]["another, 9.0, cuBLASLt 1"] = foreign["devices"][tuning_device()];
     foreign["devices"].erase(tuning_device());
@@ -646,17 +622,17 @@ TEST("runs: matmul tuning") {
     const TunedRun retimed = tuned_run("", GOOD_MATMULS);
     const json both = read_json(scratch(TUNING_FILE));
     expect_run(both["devices"].size() == 2 &&
-                   contains(retimed.line, format(" %zu shapes timed in ", shapes)) &&
                    both["devices"]["another, 9.0, cuBLASLt 1"] == foreign["devices"]["another, 9.0, cuBLASLt 1"],
-               "matmul tuning: the algorithms of another device are not used, but stay in the file", retimed.outcome);
+               "matmul tuning: the algorithms of another device are not used, but stay in the file", retimed.outcome,
+               {format(" %zu shapes timed in ", shapes)});
     file["devices"][tuning_device()].begin().value()[0] = std::vector<uint64_t>(8, UINT64_MAX);
     write_bytes(TUNING_FILE, file.dump());
-    const TunedRun one = tuned_run("", GOOD_MATMULS);
-    expect_run(contains(one.line, " 1 shapes timed in ") && contains(one.line, format("%zu shapes known", shapes - 1)),
-               "matmul tuning: a shape whose algorithm the device lacks is timed again", one.outcome);
+    expect_run(true, "matmul tuning: a shape whose algorithm the device lacks is timed again",
+               tuned_run("", GOOD_MATMULS).outcome,
+               {" 1 shapes timed in ", format("%zu shapes known", shapes - 1)});
     const Outcome unsaved = run("train" + SMALL + "--steps 1", GOOD_MATMULS + "XDG_CACHE_HOME=@/text.txt");
-    expect_run(unsaved.code == 0 && unsaved.err.empty() && contains(unsaved.out, "the choices are not saved\n"),
-               "matmul tuning: a file that cannot be written does not end the run", unsaved);
+    expect_run(unsaved.err.empty(), "matmul tuning: a file that cannot be written does not end the run", unsaved,
+               {"the choices are not saved\n"});
 #ifdef CUDA_ON_CPU
     // The algorithm `coarse` clears the last bits of its sums.
     file = json::parse(intact);
@@ -664,8 +640,8 @@ TEST("runs: matmul tuning") {
         if (!choice.empty()) choice[0][0] = static_cast<int>(cuda_cpu::Algorithm::coarse);
     write_bytes(TUNING_FILE, file.dump());
     const TunedRun coarse = tuned_run("", GOOD_MATMULS);
-    expect_run(coarse.log != on.log && contains(coarse.line, " 0 shapes timed in "),
-               "matmul tuning: the algorithms in the file are used", coarse.outcome);
+    expect_run(coarse.log != on.log, "matmul tuning: the algorithms in the file are used", coarse.outcome,
+               {" 0 shapes timed in "});
     Near("matmul tuning: losses with another algorithm equal those without tuning",
          relative_l2(coarse.losses, off.losses), TUNING_TOLERANCE);
 #endif
@@ -678,15 +654,12 @@ TEST("runs: the same bits with tuned epilogues") {
     const std::string card = GOOD_MATMULS + "CUDA_CPU_CARD=h100 ";
     const TunedRun off = tuned_run("--matmul-tuning off", card);
     const TunedRun selective = tuned_run("--matmul-tuning off --recompute selective", card);
-    const TunedRun timed = tuned_run("", card);
-    expect_run(timed.outcome.code == 0 && contains(timed.line, " 17 shapes timed in ") &&
-                   contains(timed.line, " of 2 optional epilogues used\n"),
-               "an H100 times the epilogues GELU and GELU', and what replaces them", timed.outcome);
+    expect_run(true, "an H100 times the epilogues GELU and GELU', and what replaces them", tuned_run("", card).outcome,
+               {" 17 shapes timed in ", " of 2 optional epilogues used\n"});
     expect(off.losses.size() == 6 && off.log == selective.log,
            "with --matmul-tuning off, --recompute does not change a bit");
-    const TunedRun recomputed = tuned_run("--recompute selective", card);
-    expect_run(contains(recomputed.line, " 1 of 1 optional epilogues used\n"),
-               "--recompute selective does not fuse GELU, which it computes again", recomputed.outcome);
+    expect_run(true, "--recompute selective does not fuse GELU, which it computes again",
+               tuned_run("--recompute selective", card).outcome, {" 1 of 1 optional epilogues used\n"});
 }
 #endif
 
@@ -695,10 +668,10 @@ TEST("runs: the same bits with tuned epilogues") {
 TEST("runs: log") {
     const Outcome outcome = run("train" + SMALL + "--micro-batch auto --total-batch 112 --steps 3 --eval-every 3 "
                                 "--val-fraction 0.2 --recompute full --checkpoint-every 1 --keep 1 --out @/log");
-    std::istringstream lines(read_bytes("@/log/log.jsonl"));
     std::vector<json> records;
-    for (std::string line; std::getline(lines, line);) records.push_back(json::parse(line, nullptr, false));
-    bool right = outcome.code == 0 && records.size() == 6 &&
+    for (const std::string& line : split(read_bytes("@/log/log.jsonl"), "\n"))
+        if (!line.empty()) records.push_back(json::parse(line, nullptr, false));
+    bool right = records.size() == 6 &&
                  has_paths(records[0], {"/run/device", "/run/cuda_runtime", "/run/cuda_driver", "/run/cublaslt",
                                         "/run/peak_flops", "/run/gpus", "/run/flops_per_token"}) &&
                  records[0]["run"]["options"]["total-batch"] == 112 && records[0]["run"]["model"]["vocab"] == 256;
@@ -719,14 +692,13 @@ TEST("runs: log") {
                 fabs(double(record["hfu"]) / (double(flops["hardware"]) * unit) - 1) < 1e-9 &&
                 record["lr"] == adamw_settings(o, step).lr;
     }
-    expect_run(right && flops["hardware"] > flops["model"] && contains(outcome.out, " over 599 tokens, "),
-               "the log has MFU by model FLOPs, HFU by hardware FLOPs, and the learning rate of each step; the "
-               "validation loss is over the tokens of --val-fraction", outcome);
-    expect_run(contains(outcome.out, "112 tokens = 1 micro-batch of 7 x 16"),
-               "--micro-batch auto is the largest micro-batch that fits and divides the total batch", outcome);
-    expect_run(contains(outcome.out, "step 1/3 loss") && contains(outcome.out, "left\n") &&
-                   !contains(outcome.out, "\r"),
-               "without a terminal each step is printed on its own line", outcome);
+    expect(right && flops["hardware"] > flops["model"],
+           "the log has MFU by model FLOPs, HFU by hardware FLOPs, and the learning rate of each step");
+    expect_run(true, "the validation loss is over the tokens of --val-fraction", outcome, {" over 599 tokens, "});
+    expect_run(true, "--micro-batch auto is the largest micro-batch that fits and divides the total batch", outcome,
+               {"112 tokens = 1 micro-batch of 7 x 16"});
+    expect_run(true, "without a terminal each step is printed on its own line", outcome,
+               {"step 1/3 loss", "left\n", "!\r"});
     const auto kept = list_checkpoints(scratch("@/log"));
     expect(kept.size() == 1 && kept.count(3), "--keep 1 keeps the last checkpoint");
 }
@@ -755,12 +727,11 @@ TEST("runs: start and progress") {
         labels += line.substr(0, 11);
         short_lines = short_lines && line.size() <= 100 + strlen(device.properties.name) * (labels == "device     ");
     }
-    expect_run(labels == "device     model      data       step       memory     " && short_lines &&
-                   contains(brief.out, "; not saved without --out\n"),
-               "a run starts with five lines of at most 100 columns, besides the device's name", brief, labels);
-    expect_run(!contains(brief.out, "\nattention  ") && contains(verbose.out, "\nattention  ") &&
-                   contains(verbose.out, "\n  activations  "),
-               "--verbose adds kernels and memory by category", verbose);
+    expect_run(labels == "device     model      data       step       memory     " && short_lines,
+               "a run starts with five lines of at most 100 columns, besides the device's name", brief,
+               {"; not saved without --out\n", "!\nattention  "});
+    expect_run(true, "--verbose adds kernels and memory by category", verbose,
+               {"\nattention  ", "\n  activations  "});
     size_t widest = 0;
     for (const long step : {1L, 9999999L})
         for (const double speed : {0.5, 99.99e3, 99.99e6})
@@ -824,9 +795,9 @@ TEST("runs: damaged log") {
     for (const std::string& line : DAMAGED) lines += line + "\n";
     write_bytes("@/damaged_log/log.jsonl", log.substr(0, first_end) + lines + log.substr(first_end) + "{\"st");
     const Outcome resumed = run("train --resume --out @/damaged_log");
-    expect_run(resumed.code == 0 && log_of("@/damaged_log") == log_of("@/first") &&
-                   contains(resumed.out, scratch("@/damaged_log/log.jsonl: 9 damaged lines")),
-               "--resume removes damaged lines from the log and prints how many", resumed);
+    expect_run(log_of("@/damaged_log") == log_of("@/first"),
+               "--resume removes damaged lines from the log and prints how many", resumed,
+               {"@/damaged_log/log.jsonl: 9 damaged lines"});
 }
 
 // Returns the commands that a run prints at its end. The keys are the first words of their lines.
@@ -845,16 +816,16 @@ TEST("runs: interrupted") {
     fs::create_directory(scratch("@/my/it's/unfinished_step_000001"));   // as while a checkpoint is written
     for (const char* resume : {"", " --resume", " --resume auto"}) {
         const Outcome second = run(ENDLESS + "--out \"@/my/it's\"" + resume);
-        expect_run(second.code == 2 && contains(second.err, scratch("--out @/my/it's: another run")) &&
-                       fs::exists(scratch("@/my/it's/unfinished_step_000001")),
-                   format("a second run%s in the same folder is rejected and changes nothing", resume), second);
+        expect_run(fs::exists(scratch("@/my/it's/unfinished_step_000001")),
+                   format("a second run%s in the same folder is rejected and changes nothing", resume), second,
+                   {"--out @/my/it's: another run"}, 2);
     }
     const Outcome stopped = interrupted.end(SIGINT);
     const size_t steps = log_of("@/my/it's").size();
     const std::string checkpoint = scratch(format("@/my/it's/step_%06zu", steps));
-    expect_run(stopped.code == 0 && has_last_checkpoint("@/my/it's") && has_end("@/my/it's", "signal") &&
-                   contains(stopped.out, "stopping after this step"),
-               "SIGINT ends a run with exit code 0, a checkpoint of its last step and the end in the log", stopped);
+    expect_run(has_last_checkpoint("@/my/it's") && has_end("@/my/it's", "signal"),
+               "SIGINT ends a run with exit code 0, a checkpoint of its last step and the end in the log", stopped,
+               {"stopping after this step"});
     auto next = next_commands(stopped.out);
     expect_run(next["sample"] == PROGRAM + " sample --from " + shell_word(checkpoint) &&
                    next["plot"] == "python3 scripts/plot.py " + shell_word(scratch("@/my/it's")) + " --out " +
@@ -864,10 +835,9 @@ TEST("runs: interrupted") {
     std::string resume;
     if (contains(next["resume"], PROGRAM)) resume = next["resume"].substr(PROGRAM.size());
     const Outcome resumed = run(resume + format(" --steps %zu", steps + 2));
-    expect_run(resumed.code == 0 && log_of("@/my/it's").size() == steps + 2 && has_end("@/my/it's", "complete") &&
-                   contains(resumed.out, "--steps was") &&
-                   !contains(resumed.out, "--beta2 was") && !contains(resumed.out, "--resume"),
-               "the printed command with --resume resumes the run with the same options", resumed);
+    expect_run(log_of("@/my/it's").size() == steps + 2 && has_end("@/my/it's", "complete"),
+               "the printed command with --resume resumes the run with the same options", resumed,
+               {"--steps was", "!--beta2 was", "!--resume"});
     need_words();
     const Outcome numbers = run("train --from @/numbers --data @/numbers.bin --steps 1 --verbose --out @/more_numbers");
     next = next_commands(numbers.out);
@@ -904,7 +874,7 @@ TEST("runs: trace") {
                 highest = std::max(highest, alive);
             }
         }
-        expect_run(o.code == 0 && ordered && row_end.size() == 3, flags + ": events of a row do not overlap", o);
+        expect_run(ordered && row_end.size() == 3, flags + ": events of a row do not overlap", o);
         expect(within && highest > 0.5 * double(bytes.at("activations")), flags +
                ": live bytes exceed half of the planned activations and stay within the plan");
         bool dead = updates.size() == 2 * TRACED_STEPS;   // one for group 0, one for layers
@@ -941,9 +911,8 @@ TEST("runs: plan") {
     expect(sum == bytes["total"] && tensors == expected, "plan: bytes and tensors add up to the totals");
     expect(0 < most["none"] && most["none"] < most["selective"] && most["selective"] < most["full"],
            "plan: more recomputation allows a larger micro-batch", most.dump());
-    const Outcome full = run("plan --model gpt2-xl --gpu-memory 1GB");
-    expect_run(contains(full.out, "311.5 %") && contains(full.out, "623.1 %") && contains(full.out, "does not fit"),
-               "plan: a model larger than the memory prints percentages above 100", full);
+    expect_run(true, "plan: a model larger than the memory prints percentages above 100",
+               run("plan --model gpt2-xl --gpu-memory 1GB"), {"311.5 %", "623.1 %", "does not fit"});
     int recipes = 0;   // scripts that state the memory that plan predicts
     for (const auto& entry : fs::directory_iterator("scripts")) {
         const std::string name = entry.path().filename();
@@ -955,8 +924,7 @@ TEST("runs: plan") {
         const Outcome planned = run("plan --gpu-memory 80GB " + text.substr(options, end - options));
         const size_t number = planned.out.find_first_of("0123456789", planned.out.find("memory "));
         const std::string total = planned.out.substr(number, planned.out.find(" of ", number) - number);
-        expect_run(planned.code == 0 && contains(planned.out, "\n  fits") && contains(text, total),
-                   name + ": fits in 80GB and states the planned memory", planned, total);
+        expect_run(contains(text, total), name + ": fits in 80GB and states the planned memory", planned, {"\n  fits"});
     }
     expect(recipes == 4, "plan: scripts/ has 4 recipes", std::to_string(recipes));
 }
@@ -970,7 +938,7 @@ void same_plan(const std::string& options, const std::string& expected_flags) {
     const std::string flags = end == command.npos ? "" : command.substr(begin + PROGRAM.size(), end - begin -
                                                                                               PROGRAM.size());
     expect_run(flags == expected_flags && contains(command, "make PRECISION=bf16 && ") == (FLOATX != DType::BF16),
-               "plan " + options + ": the last line is a command", table, flags);
+               "plan " + options + ": the last line is a command", table);
     const json again = json::parse(run("plan " + flags + device + "--json").out, nullptr, false),
                planned = json::parse(run("plan " + options + device + "--json").out, nullptr, false);
     if (planned["fits"]) expect(again["bytes"] == planned["bytes"] && again["micro_batch"] == planned["micro_batch"],
@@ -991,14 +959,13 @@ TEST("runs: plan ends with a command") {
               " --model gpt2 --micro-batch 244 --seq-len 1000 --recompute none --matmul fp8-all");
     const Outcome scan = run("plan --scan --model 7b --gpus 8 " + BATCH);
     const std::string first = scan.out.substr(scan.out.rfind("\n->     8"));
-    int tensor, zero, micro_batch;
-    char mode[16];
+    int tensor = 0, zero = 0, micro_batch = 0;
+    char mode[16] = "";
     const bool right = sscanf(first.c_str(), "\n-> 8 %d %d %d %*d %15s", &tensor, &zero, &micro_batch, mode) == 4;
     const std::string groups = tensor > 1 ? format(" --tensor-parallel %d", tensor) : "";
-    expect_run(right && contains(scan.out, format(" --micro-batch %d --total-batch 4194304 --recompute %s --gpus 8%s "
-                                                  "--zero %d --data PATTERN\n", micro_batch, mode, groups.c_str(),
-                                                  zero)),
-               "plan --scan: ends with the command of the fastest layout", scan);
+    expect_run(right, "plan --scan: ends with the command of the fastest layout", scan,
+               {format(" --micro-batch %d --total-batch 4194304 --recompute %s --gpus 8%s --zero %d --data PATTERN\n",
+                       micro_batch, mode, groups.c_str(), zero)});
 }
 
 TEST("runs: plan of many GPUs") {
@@ -1006,11 +973,10 @@ TEST("runs: plan of many GPUs") {
                                 "--flops 300 --tensor-parallel 4 --tensor-bandwidth 100";
     const Outcome outcome = run(command + " --json"), table = run(command),
         silent = run("plan --gpus 2 --gpu-memory 8GB --json");
-    const json record = json::parse(outcome.out, nullptr, false), other = json::parse(silent.out, nullptr, false);
-    const bool right = other.is_object() && has_paths(record, {"/gpus", "/zero", "/bytes/buffers", "/flops_per_s",
-        "/step/computing", "/step/sending", "/step/exposed", "/step/tokens_per_s"});
-    expect_run(right, "plan --gpus --json prints the documented keys", outcome, silent.err);
-    if (!right) return;
+    const json record = json::parse(outcome.out), other = json::parse(silent.out);
+    expect_run(has_paths(record, {"/gpus", "/zero", "/bytes/buffers", "/flops_per_s", "/step/computing",
+                                  "/step/sending", "/step/exposed", "/step/tokens_per_s"}),
+               "plan --gpus --json prints the documented keys", outcome);
     Setup s = planned("7b", 2, 2048, DType::BF16, DType::BF16, 64, 2);
     s.tensor = 4;
     const StepTime t = Timeline(step_work(s, 300e12, 50e9, 100e9)).run(64);
@@ -1021,11 +987,9 @@ TEST("runs: plan of many GPUs") {
                "plan --gpus: memory, communication and time are those of plan() and Timeline", outcome);
     expect_run(other["step"].is_null() && double(other["bytes_sent"]) > 0,
                "plan --gpus: without --bandwidth bytes are printed, and no time", silent);
-    expect_run(contains(table.out, "\n->    64       4     2 ") &&
-                   contains(table.out, " of it in its tensor group\n") &&
-                   contains(table.out, "in a tensor group 100 GB/s") &&
-                   contains(table.out, " --gpus 64 --tensor-parallel 4 --zero 2 --data PATTERN\n"),
-               "plan --gpus: the table marks the given layout, and a command line follows it", table);
+    expect_run(true, "plan --gpus: the table marks the given layout, and a command line follows it", table,
+               {"\n->    64       4     2 ", " of it in its tensor group\n", "in a tensor group 100 GB/s",
+                " --gpus 64 --tensor-parallel 4 --zero 2 --data PATTERN\n"});
 }
 
 TEST("runs: plan --scan") {
@@ -1115,7 +1079,7 @@ TEST("runs: Hugging Face") {
     const Outcome random = run(SAMPLE + "--seed 3"), again = run(SAMPLE + "--seed 3");
     std::istringstream words(greedy.out);
     const size_t count = std::distance(std::istream_iterator<int>(words), {});
-    expect_run(greedy.code == 0 && count == 43 && greedy.out.rfind("1 2 3 ", 0) == 0,
+    expect_run(count == 43 && greedy.out.rfind("1 2 3 ", 0) == 0,
                "sample continues a prompt past the context length", greedy);
     expect(top_p.out == greedy.out && run(SAMPLE + "--top-k 1").out == greedy.out && random.out != greedy.out &&
                random.out == again.out,
@@ -1127,8 +1091,8 @@ TEST("runs: eval and sample") {
     need_words();
     const Outcome of_run = run("eval --from @/first --data @/text.txt");
     const EvalLines bytes = eval_lines(of_run);
-    expect_run(of_run.code == 0 && contains(of_run.err, "/first/step_000010") && bytes.tokens == bytes.bytes &&
-                   bytes.tokens == 3003 && fabs(bytes.bits - bytes.loss / log(2)) < 1e-3,
+    expect_run(contains(of_run.err, "/first/step_000010") && bytes.tokens == bytes.bytes && bytes.tokens == 3003 &&
+                   fabs(bytes.bits - bytes.loss / log(2)) < 1e-3,
                "--from RUN reads the last checkpoint and evaluates all data; bits per byte of a byte-level model are "
                "its loss / ln 2", of_run);
     run("train" + SMALL + "--steps 1 --val-fraction 0.2 --eval-every 1 --out @/validated");
@@ -1137,8 +1101,7 @@ TEST("runs: eval and sample") {
     expect(part.tokens == 599 && fabs(part.loss / val_loss - 1) < LOSS_TOLERANCE,
            "eval --val-fraction evaluates the tokens that training validates on", format("%f %f", part.loss, val_loss));
     const Outcome text = run("sample --from @/first --prompt cat --sample-tokens 4");
-    expect_run(text.code == 0 && text.out.rfind("cat", 0) == 0 && text.out.size() == 8,
-               "a byte-level model continues a text", text);
+    expect_run(text.out.rfind("cat", 0) == 0 && text.out.size() == 8, "a byte-level model continues a text", text);
 
     const Tokenizer tokenizer(TOKENIZER);
     std::vector<uint16_t> tokens;
@@ -1154,16 +1117,16 @@ TEST("runs: eval and sample") {
         numbers = run("eval --from @/numbers --data @/words.bin");
     const EvalLines l = eval_lines(words);
     expect_run(l.tokens == tokens.size() - 1 && l.bytes == expected_bytes &&
-               fabs(l.perplexity / exp(l.loss) - 1) < 1e-3 &&
-                   fabs(l.bits - l.loss * l.tokens / (log(2) * l.bytes)) < 1e-3 && contains(words.out, " tok/s\n"),
-               "eval prints perplexity, bits per byte without the bytes of <|endoftext|>, and speed", words);
+                   fabs(l.perplexity / exp(l.loss) - 1) < 1e-3 &&
+                   fabs(l.bits - l.loss * l.tokens / (log(2) * l.bytes)) < 1e-3,
+               "eval prints perplexity, bits per byte without the bytes of <|endoftext|>, and speed", words,
+               {" tok/s\n"});
     copy_files("@/words", "@/other_words");
     write_bytes("@/other_words/tokenizer.json", "{}");
     const Outcome other = run("eval --from @/other_words --data @/words.bin");
-    expect_run(numbers.code == 0 && other.code == 0 && !contains(numbers.out, "per byte") &&
-               !contains(other.out, "per byte") &&
-                   contains(other.err, scratch("@/other_words/tokenizer.json")),
-               "without a tokenizer no bits per byte are printed; an unreadable tokenizer is named", other);
+    expect_run(true, "without a tokenizer no bits per byte are printed", numbers, {"!per byte"});
+    expect_run(contains(other.err, scratch("@/other_words/tokenizer.json")), "an unreadable tokenizer is named", other,
+               {"!per byte"});
 
     copy_files("@/numbers", "@/overflow");
     std::vector<RawTensor> tensors = raw_tensors("@/overflow/model.safetensors");
@@ -1171,8 +1134,7 @@ TEST("runs: eval and sample") {
     write_bytes("@/overflow/model.safetensors", safetensors(tensors));
     for (const std::string what : {"--data @/words.bin", "--hellaswag data/reference/hellaswag.bin"}) {
         const Outcome overflow = run("eval --from @/overflow " + what);
-        expect_run(overflow.code == 1 && overflow.out.empty(),
-                   "a non-finite loss ends eval with exit code 1: " + what, overflow);
+        expect_run(overflow.out.empty(), "a non-finite loss ends eval with exit code 1: " + what, overflow, {}, 1);
     }
 }
 
@@ -1186,15 +1148,14 @@ TEST("runs: HellaSwag") {
     const std::string text = format("HellaSwag acc_norm %.4f, accuracy %.4f over %zu questions\n", accuracy[1],
                                     accuracy[0], questions.size());
     const Outcome e = run("eval --from data/reference/hf_tiny --hellaswag " + QUESTIONS);
-    expect_run(e.code == 0 && accuracy[0] != accuracy[1] && e.out.rfind(text, 0) == 0,
-               "eval --hellaswag prints the accuracies of PyTorch's choices", e, text);
+    expect_run(accuracy[0] != accuracy[1] && e.out.rfind(text, 0) == 0,
+               "eval --hellaswag prints the accuracies of PyTorch's choices", e);
 
     write_bytes("@/of_211.bin", shard(std::vector<uint16_t>(400, 210)));
     const Outcome trained = run("train --from data/reference/hf_tiny --data @/of_211.bin --val-fraction 0 --steps 1 "
                                 "--lr 1e-9 --eval-every 1 --checkpoint-every 0 --out @/asked --hellaswag " + QUESTIONS);
-    expect_run(record_of("@/asked", 1).value("hellaswag", 0.0) == accuracy[1] &&
-                   contains(trained.out, "step 1: " + text),
-               "train --hellaswag logs acc_norm with each validation", trained);
+    expect_run(record_of("@/asked", 1).value("hellaswag", 0.0) == accuracy[1],
+               "train --hellaswag logs acc_norm with each validation", trained, {"step 1: " + text});
 }
 
 // ==== text ===================================================================
@@ -1224,15 +1185,15 @@ TEST("runs: text") {
     const Outcome words = run(WORDS + "--prompt - <@/prompt.txt"),
         by_number = run(WORDS + "--prompt-tokens " + numbers),
         from_input = run(WORDS + "--prompt-tokens - <@/prompt.numbers");
-    expect_run(words.code == 0 && generated.size() > 20 && words.out == prompt + generated + "\n" &&
-               by_number.out == words.out && from_input.out == words.out,
-               "a prompt from standard input or given as tokens is continued as text", words, generated);
+    expect_run(generated.size() > 20 && words.out == prompt + generated + "\n" && by_number.out == words.out &&
+                   from_input.out == words.out,
+               "a prompt from standard input or given as tokens is continued as text", words);
     size_t at = 1;   // the first two consecutive letters after the first character
     while (at + 2 < generated.size() && !(isalpha(generated[at] & 0xff) && isalpha(generated[at + 1] & 0xff))) at++;
     const std::string stop = generated.substr(at, 2);
     const Outcome stopped = run(WORDS + "--prompt - --stop " + stop + " <@/prompt.txt");
-    expect_run(stopped.code == 0 && stopped.out == prompt + generated.substr(0, generated.find(stop)) + "\n",
-               "--stop TEXT ends a sample before TEXT", stopped, stop);
+    expect_run(stopped.out == prompt + generated.substr(0, generated.find(stop)) + "\n",
+               "--stop TEXT ends a sample before TEXT", stopped);
     const Outcome two = run(WORDS + "--prompt x --samples 2 --seed 5");
     expect_run(two.out == "---- sample 1, seed 5 ----\n" + run(WORDS + "--prompt x --seed 5").out +
                               "---- sample 2, seed 6 ----\n" + run(WORDS + "--prompt x --seed 6").out,
@@ -1246,7 +1207,7 @@ TEST("runs: text") {
         const std::string sample = readable(decoded_sample(end + seed, 1, 30));
         return sample.size() > 20 && parts[i].rfind(sample + "\n----------------\n", 0) == 0;
     };
-    expect_run(trained.code == 0 && parts.size() == 3 && is_sample(1, " --seed 1337") && is_sample(2, " --seed 1338"),
+    expect_run(parts.size() == 3 && is_sample(1, " --seed 1337") && is_sample(2, " --seed 1338"),
                "samples during training are decoded with the tokenizer of --from; the seed of step N is --seed + N",
                trained);
 }
@@ -1268,10 +1229,10 @@ TEST("runs: text as data") {
     const std::vector<std::string> log = log_of("@/on_text");
     fs::remove_all(scratch("@/on_text/step_000003"));
     const Outcome resumed = run("train --resume --out @/on_text");
-    expect_run(trained.code == 0 && log.size() == 4 && log == log_of("@/on_shard") && log_of("@/on_text") == log &&
-                   contains(trained.out, " bytes, encoded by the tokenizer in "),
-               "train encodes --data and --val-data with the tokenizer of --from, also after --resume", trained,
-               resumed.err);
+    expect_run(log.size() == 4 && log == log_of("@/on_shard"),
+               "train encodes --data and --val-data with the tokenizer of --from", trained,
+               {" bytes, encoded by the tokenizer in "});
+    expect_run(log_of("@/on_text") == log, "train --resume encodes them again", resumed);
 }
 
 const std::vector<std::string> TOKENIZER_FILES = {
@@ -1327,7 +1288,7 @@ TEST("runs: tokenizer files") {
     for (const std::string& name : TOKENIZER_FILES)
         if (!same_file("@/all_words/" + name, "@/travel/step_000004/" + name)) differing += " " + name;
     expect_run(differing.empty() && !fs::exists(scratch("@/travel/step_000002")),
-               "the tokenizer files of --from are copied to each checkpoint, also after --resume", second, differing);
+               "the tokenizer files of --from are copied to each checkpoint, also after --resume", second);
     fs::remove(scratch("@/all_words/generation_config.json"));
     const Config sizes = read_config(scratch("@/all_words/config.json"));
     const json generation = json::parse(text_files(scratch("@/all_words"), theirs, sizes,
@@ -1356,13 +1317,11 @@ TEST("runs: the end-of-text token") {
                   given = run(replaced(COMMAND, "--out @/documents", "--out @/given --eot 7 --warmup 1"));
     const json config = read_json(scratch("@/given/step_000001/config.json"));
     expect_run(config["bos_token_id"] == 7 && config["eos_token_id"] == 7 &&
-                   contains(next_commands(given.out)["sample"], "--prompt-tokens 7") && !contains(given.out, "note"),
-               "--eot is in config.json and begins samples", given);
-    expect_run(contains(guessed.out, "note       the end-of-text token is 299"),
-               "an end-of-text token that the data does not have is named", guessed);
-    expect_run(contains(guessed.out, "note       --warmup 2 is longer than the run of 1 steps") &&
-                   contains(guessed.out, "note       --min-lr 1 is above --lr 0.0006"),
-               "a warm-up that exceeds the run and a final learning rate above the peak are named", guessed);
+                   contains(next_commands(given.out)["sample"], "--prompt-tokens 7"),
+               "--eot is in config.json and begins samples", given, {"!note"});
+    expect_run(true, "notes name a guessed end-of-text token, a warm-up beyond the run and a rising learning rate",
+               guessed, {"note       the end-of-text token is 299", "note       --min-lr 1 is above --lr 0.0006",
+                         "note       --warmup 2 is longer than the run of 1 steps"});
 }
 
 // ==== runs that fail =========================================================
@@ -1379,19 +1338,16 @@ TEST("runs: leftovers") {
     };
     const std::string COMMAND = "train" + SMALL + "--steps 1 --checkpoint-every 0 --out @/mixed ";
     const Outcome rejected = run(COMMAND + "--context 2048 --channels 128 --micro-batch 32768");
-    expect_run(rejected.code == 2 && remaining(ours) == 2, "a rejected command removes no folder", rejected);
+    expect_run(remaining(ours) == 2, "a rejected command removes no folder", rejected, {}, 2);
     const Outcome outcome = run(COMMAND);
-    expect_run(outcome.code == 0 && remaining(ours) == 0 && remaining(theirs) == long(theirs.size()),
+    expect_run(remaining(ours) == 0 && remaining(theirs) == long(theirs.size()),
                "unfinished checkpoints are removed, other folders with similar names are kept", outcome);
     const std::vector<std::string> log = log_of("@/mixed");
     const Outcome restarted = run("train --resume --out @/mixed");
-    expect_run(restarted.code == 0 && contains(restarted.out, "has no checkpoint yet") && log_of("@/mixed") == log,
-               "a run without a checkpoint restarts with the options in its log", restarted);
+    expect_run(log_of("@/mixed") == log, "a run without a checkpoint restarts with the options in its log", restarted,
+               {"has no checkpoint yet"});
     const Outcome bad = run("train" + SMALL + "--steps 1 --out @/again --vocab 100");
-    expect_run(bad.code == 2 && !fs::exists(scratch("@/again")), "a rejected command leaves no empty folder", bad);
-    const Outcome full = run("plan --gpu-memory 1GB >/dev/full");
-    expect_run(full.code == 1 && contains(full.err, "standard output: writing failed"),
-               "standard output on a full device is an error", full);
+    expect_run(!fs::exists(scratch("@/again")), "a rejected command leaves no empty folder", bad, {}, 2);
 }
 
 TEST("runs: a checkpoint written twice") {
@@ -1418,26 +1374,27 @@ TEST("runs: late failures") {
     tokens[100] = 300;   // in the window of step 7, which is loaded in step 6
     write_bytes("@/late_bad.bin", shard(tokens));
     const Outcome bad = run(COMMAND + "@/late_bad.bin --steps 10 --out @/bad_data");
-    expect_run(bad.code == 2 && contains(bad.err, "token 300 at position 100") && has_last_checkpoint("@/bad_data") &&
-                   has_end("@/bad_data", "error"),
-               "a token outside the vocabulary ends a run with a checkpoint of the last good step", bad);
+    expect_run(has_last_checkpoint("@/bad_data") && has_end("@/bad_data", "error"),
+               "a token outside the vocabulary ends a run with a checkpoint of the last good step", bad,
+               {"token 300 at position 100"}, 2);
     tokens[20] = 300;   // in the window of step 2, which is loaded in step 1
     write_bytes("@/early_bad.bin", shard(tokens));
     const Outcome none = run(COMMAND + "@/early_bad.bin --steps 10 --out @/no_good");
-    expect_run(none.code == 2 && log_of("@/no_good").empty() && list_checkpoints(scratch("@/no_good")).empty(),
-               "an error in the first step leaves no checkpoint", none);
+    expect_run(log_of("@/no_good").empty() && list_checkpoints(scratch("@/no_good")).empty(),
+               "an error in the first step leaves no checkpoint", none, {}, 2);
     write_bytes("@/bad_val.bin", shard({300, 300}));
     const Outcome early = run(COMMAND + "@/text.txt --val-data @/bad_val.bin --steps 1 --eval-every 1");
-    expect_run(early.code == 2 && contains(early.err, "token 300 at position 0") && !contains(early.out, "step 1/1"),
-               "validation data with tokens outside the vocabulary is rejected before the first step", early);
+    expect_run(!contains(early.out, "step 1/1"),
+               "validation data with tokens outside the vocabulary is rejected before the first step", early,
+               {"token 300 at position 0"}, 2);
     write_bytes("@/truncated.bin", shard(std::vector<uint16_t>(100000, 5)));
     Run running(ENDLESS + "--shuffle yes --val-fraction 0 --checkpoint-every 0 --data @/truncated.bin --out @/cut");
     wait_for_steps("@/cut");
     fs::resize_file(scratch("@/truncated.bin"), 5000);
     const Outcome ended = running.end();
-    expect_run(ended.code == 1 && contains(ended.err, scratch("@/truncated.bin")) && has_last_checkpoint("@/cut"),
+    expect_run(has_last_checkpoint("@/cut"),
                "a shard truncated during the run ends it with the shard's name and a checkpoint of the last good step",
-               ended);
+               ended, {"@/truncated.bin"}, 1);
 }
 
 TEST("runs: non-finite loss") {
@@ -1445,14 +1402,14 @@ TEST("runs: non-finite loss") {
                                 "--steps 20 --lr 1e30 --grad-clip 0 --checkpoint-every 1 --out @/nan");
     const auto good = list_checkpoints(scratch("@/nan"));
     auto is_line = [](const std::string& text) { return std::count(text.begin(), text.end(), '\n') == 1; };
-    expect_run(outcome.code == 1 && !good.empty() && is_line(outcome.err) &&
-               contains(outcome.err, format("step %ld: loss", good.rbegin()->first + 1)) &&
-                   contains(outcome.err, good.rbegin()->second + "; try a lower --lr"),
-               "a non-finite loss ends the run with the step, the last checkpoint and advice in the message", outcome);
+    if (good.empty()) return expect_run(false, "a checkpoint is written before the loss is not finite", outcome, {}, 1);
+    expect_run(is_line(outcome.err),
+               "a non-finite loss ends the run with the step, the last checkpoint and advice in the message", outcome,
+               {format("step %ld: loss", good.rbegin()->first + 1), good.rbegin()->second + "; try a lower --lr"}, 1);
     // The weights overflow in the update of a step whose loss is finite.
     const Outcome overflow = run("train" + SMALL +
                                  "--steps 2 --lr 3e38 --weight-decay 1000 --checkpoint-every 1 --out @/inf");
-    expect_run(overflow.code == 1 && list_checkpoints(scratch("@/inf")).empty() && is_line(overflow.err) &&
-                   contains(overflow.err, "checkpoint of step 1 not written"),
-               "non-finite weights are not written to a checkpoint, which is attempted once", overflow);
+    expect_run(list_checkpoints(scratch("@/inf")).empty() && is_line(overflow.err),
+               "non-finite weights are not written to a checkpoint, which is attempted once", overflow,
+               {"checkpoint of step 1 not written"}, 1);
 }
