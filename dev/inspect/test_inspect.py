@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -441,6 +442,42 @@ def test_ptx():
              for name in ("small_product", "productsIL8Products0E") if name in symbol}
     expect_equal(flops, {"productsIL8Products0E": 2 * 64 * 64 * 64, "small_product": 2 * 2 * 2 * 16 * 8 * 16},
                  "FLOPs of wgmma and of two mma by two warps are counted")
+
+
+# ---- errors on a GPU that are none on a CPU
+
+HOST_MEMORY = "the host's memory, which a GPU cannot access"
+# {argument of the program: what the report says}; it names the line with the argument as a comment, if there is one
+FAULTS = {
+    **dict.fromkeys(("malloc", "vector", "stack", "new", "captures"), HOST_MEMORY),
+    "host-read": "host code accesses device memory, byte 0 of 4000", "host-copy": "host code accesses device memory",
+    "float4": "'const struct float4' needs a multiple of 16: thread 1 of block 0 loads",
+    "float2": "'const struct float2' needs a multiple of 8: thread 0 of block 0 loads",
+    "int": "'int' needs a multiple of 4: thread 0 of block 0 stores", "atomic": "an atomic function needs a multiple",
+    "if-else": "thread 32 of block 0 waits at", "partial": "and has ended without reaching it",
+    "shuffle": "thread 8, which its mask names, has ended", "stuck": "no thread can continue",
+    "forever": "after 10 s (--seconds)", "waits": "after 10 s (--seconds)"}
+# {argument: what the program prints}; it is right
+FAULTLESS = {"allowed": "sum 51", "aligned": "done", "uniform": "done", "atomics": "done", "spin": "done",
+             "turns": "done", "early-return": "done"}
+
+
+def test_faults():
+    case = Case("faults")
+    lines = {name: f"{case.file}:{at}" for at, comment in case.comments.items() for name in comment.split(", ")}
+    run, _ = case.run_again("--", "none")
+    expect("launched no kernel" in run.stderr, "without a launch there is no report", run.stderr)
+    for name, words in {**FAULTS, **FAULTLESS}.items():
+        begin = time.monotonic()
+        run, _ = case.run_again("--seconds", "10" if "10 s" in words else "60", "--", name)
+        out, place = run.stdout + run.stderr, lines.get(name, "")
+        if name in FAULTS:
+            found = next((line for line in out.splitlines() if words in line), "")
+            expect(found and place in found, f"{name}: the report says: {words} {place}", out[-2000:])
+        else:
+            expect(words in out and not re.search("access out of bounds:|divergent barrier:|end of the program", out),
+                   f"{name}: nothing to report", out[-2000:])
+        expect(time.monotonic() - begin < 120, "... and the program ends in time")
 
 
 # ---- machine code
