@@ -204,7 +204,7 @@ def add_labels(kernels):
 
 
 class Results:
-    def __init__(self, raw, card=None, expectations=None, sass=None, root=".", tokens=None):
+    def __init__(self, raw, card=None, expectations=None, sass=None, tokens=None):
         key = card or raw["card"]
         if key not in CARDS:
             raise Mistake(f"card {key!r}: expected one of {', '.join(CARDS)}")
@@ -216,7 +216,7 @@ class Results:
         stacks += [hazard["allocated"] for hazard in hazards]
         names = demangled([*(kernel["symbol"] for kernel in raw["kernels"]), *(hazard["array"] for hazard in hazards),
                            *self.sass])
-        self.symbols, self.sources = Symbols(raw["program"], stacks, root), Sources(root)
+        self.symbols, self.sources = Symbols(raw["program"], stacks), Sources()
         # where host code ended the program; None: elsewhere
         self.ended_at = next((frame for pc in raw["ended_at"] for frame in self.symbols.frames[pc]), None)
         # Kernels without recorded blocks have no figures, except for hazards in the block in which the program ended.

@@ -19,7 +19,6 @@ of its wait mask are clear. Both are fields of the encoding: Jia et al. 2018, "D
 Architecture via Microbenchmarking", section 2.1. The layout is the same from Volta to Blackwell.
 """
 import argparse
-import functools
 import glob
 import json
 import os
@@ -31,7 +30,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from cards import CARDS, WARP
-from symbols import Mistake, run_tool
+from symbols import Mistake, run_tool, short
 
 # ---- instructions
 
@@ -62,13 +61,6 @@ class Instruction:
     def loaded(self):
         """Bytes that a warp loads from global memory into registers or shared memory."""
         return WARP * self.width if self.base in TO_REGISTERS or self.base == "LDGSTS" else 0
-
-
-@functools.cache
-def short(path):
-    """Returns a path relative to the working directory, if it is below that."""
-    path = os.path.realpath(path)
-    return os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
 
 
 def read_listing(text):

@@ -1,4 +1,5 @@
 """Maps the addresses of a program to source lines and function names, by its debug information."""
+import functools
 import os
 import re
 import subprocess
@@ -66,21 +67,27 @@ def is_internal(path):
     return bool(re.search(r"(^|/)dev/cpu/|(^|/)dev/inspect/[^/]*\.h$|^/usr/|^\?\?$", path))
 
 
+@functools.cache
+def short(path):
+    """Returns a path relative to the working directory, if it is below that."""
+    path = os.path.realpath(path) if path != "??" else path
+    return os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
+
+
 class Symbols:
     """Source lines of call stacks. A stack is a list of return addresses, innermost (the access) first."""
 
-    def __init__(self, program, stacks, root="."):
-        self.root = os.path.realpath(root)
+    def __init__(self, program, stacks):
         pcs = sorted({pc for stack in stacks for pc in stack})
         self.frames = dict(zip(pcs, self.look_up(program, pcs)))
         lines = Counter(frame.function for frame in {frame for chain in self.frames.values() for frame in chain})
         # Functions with a single line that accesses memory, such as load() and store().
         self.accessors = {function for function, count in lines.items() if count == 1}
 
-    def look_up(self, program, pcs):
+    @staticmethod
+    def look_up(program, pcs):
         """Returns the (inlined) frames of each address, innermost first. Looks up the byte before a return address,
         which belongs to the call instruction."""
-        program = os.path.join(self.root, program)
         if not os.path.exists(program):
             raise Mistake(f"recorded program {program}: No such file; its debug information is needed")
         if not pcs:
@@ -94,12 +101,8 @@ class Symbols:
                 frames.append([])
                 continue
             place = re.match(r"(.*):(\d+|\?)", next(lines))
-            frames[-1].append(Place(line, self.short(place[1]), int(place[2]) if place[2] != "?" else 0))
+            frames[-1].append(Place(line, short(place[1]), int(place[2]) if place[2] != "?" else 0))
         return [[frame for frame in chain if not is_internal(frame.file)] for chain in frames]
-
-    def short(self, path):
-        path = os.path.realpath(os.path.join(self.root, path)) if path != "??" else path
-        return os.path.relpath(path, self.root) if path.startswith(self.root + os.sep) else path
 
     def chain(self, stack, kernel):
         """Returns the frames of a stack from the innermost one to the kernel's."""
@@ -123,13 +126,13 @@ class Symbols:
 class Sources:
     """Lines of source files, cached."""
 
-    def __init__(self, root="."):
-        self.root, self.files = root, {}
+    def __init__(self):
+        self.files = {}
 
     def lines(self, file):
         if file not in self.files:
             try:
-                with open(os.path.join(self.root, file), encoding="utf-8-sig", errors="replace") as text:
+                with open(file, encoding="utf-8-sig", errors="replace") as text:
                     self.files[file] = text.read().split("\n")      # a form feed ends no line
             except OSError:
                 self.files[file] = []
