@@ -762,7 +762,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (p.beta == 0) C = D, c = d;  // C is not read and may be null
     if (C == nullptr || (C == D && c->ld != d->ld)) return CUBLAS_STATUS_INVALID_VALUE;
     const MatmulCall call{*desc, p, A, B, {C, c->ld}, {D, static_cast<cudaDataType_t>(d->type), d->ld}, algorithm};
-    const auto operation = [call] { return multiply(call), cudaSuccess; };
-    const cudaError_t error = is_deferred(stream) ? submit(stream, operation) : operation();
+    const cudaError_t error = submit(stream, [call] { return multiply(call), cudaSuccess; });
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

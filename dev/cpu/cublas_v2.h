@@ -65,8 +65,7 @@ template <class F> inline cublasStatus_t for_each(cublasHandle_t handle, int m, 
             for (int64_t i = 0; i < m; i++) f(i, j);
         return cudaSuccess;
     };
-    const cudaError_t error = is_deferred(handle->stream) ? submit(handle->stream, operation) : operation();
-    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+    return submit(handle->stream, operation) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 // c (m, n) = alpha a (m, k) b (k, n) + beta c. c may be NaN if beta is 0.
 template <class T>

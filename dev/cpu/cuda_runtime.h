@@ -809,8 +809,7 @@ inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_
     using namespace cuda_cpu;
     if (card() != nullptr && bytes > 0 && (memory_kind(to) == MemoryKind::PAGEABLE || !fits_in_allocation(to, bytes)))
         return report(cudaErrorInvalidValue);
-    if (is_deferred(stream)) return submit(stream, [=] { return set_bytes(to, byte, bytes); });
-    return set_bytes(to, byte, bytes);
+    return submit(stream, [=] { return set_bytes(to, byte, bytes); });
 }
 inline cudaError_t cudaMemset(void* to, int byte, size_t bytes) {
     using namespace cuda_cpu;
@@ -1029,16 +1028,13 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
 }
 // Calls a function of the host when the work before it in the stream is complete.
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* data) {
-    using namespace cuda_cpu;
-    const auto call = [=] { return function(data), cudaSuccess; };
-    return is_deferred(stream) ? submit(stream, call) : call();
+    return cuda_cpu::submit(stream, [=] { return function(data), cudaSuccess; });
 }
 using cudaHostFn_t = void (*)(void*);
 using cudaStreamCallback_t = void (*)(cudaStream_t, cudaError_t, void*);
 inline cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
-    using namespace cuda_cpu;
-    const auto call = [=] { return callback(stream, asynchronous_error(), data), cudaSuccess; };
-    return is_deferred(stream) ? submit(stream, call) : call();
+    const auto call = [=] { return callback(stream, cuda_cpu::asynchronous_error(), data), cudaSuccess; };
+    return cuda_cpu::submit(stream, call);
 }
 inline cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
     return cuda_cpu::set_result(flags, cuda_cpu::real(stream)->blocking ? cudaStreamDefault : cudaStreamNonBlocking);
@@ -1165,10 +1161,9 @@ inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, 
 }
 
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-    for (const auto& operation : executable->operations) {
-        const cudaError_t error = cuda_cpu::is_deferred(stream) ? cuda_cpu::submit(stream, operation) : operation();
-        if (error != cudaSuccess) return cuda_cpu::report(error);
-    }
+    for (const auto& operation : executable->operations)
+        if (const cudaError_t error = cuda_cpu::submit(stream, operation); error != cudaSuccess)
+            return cuda_cpu::report(error);
     return cudaSuccess;
 }
 

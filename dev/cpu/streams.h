@@ -220,9 +220,10 @@ inline Place enqueue(cudaStream_t stream, Operation operation, std::vector<Place
 // Returns whether work issued to this stream is recorded or queued instead of run at once.
 inline bool is_deferred(cudaStream_t stream) { return in_capture(stream) || asynchronous(); }
 
-// Records an operation in the stream's capture, or appends it to the stream's queue.
+// Runs an operation, or if it is deferred, records it in the stream's capture or appends it to the stream's queue.
 inline cudaError_t submit(cudaStream_t stream, Operation operation, std::vector<Place> after = {},
                           bool may_block = false) {
+    if (!is_deferred(stream)) return operation();
     if (const cudaError_t error = reject_implicit_dependency(stream); error != cudaSuccess) return error;
     if (in_capture(stream)) return record(stream, std::move(operation));
     enqueue(stream, std::move(operation), std::move(after), may_block);
