@@ -576,10 +576,10 @@ template <class T> inline unsigned match(const char* name, unsigned mask, T valu
     return mine.same;
 }
 
-// Returns the index of the current thread in its warp.
-inline unsigned lane() {
-    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % WARP_SIZE;
-}
+// Return the index of the current thread in its block and in its warp.
+inline unsigned this_thread() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
+inline unsigned lane() { return this_thread() % WARP_SIZE; }
+inline unsigned threads_of_block() { return blockDim.x * blockDim.y * blockDim.z; }
 
 // Returns a mask of the lanes whose `yes` is true.
 inline unsigned ballot(const char* name, unsigned mask, bool yes) {

@@ -19,8 +19,6 @@ inline unsigned packed(unsigned bits, unsigned mask) {
     for (unsigned n = 0; mask != 0; mask &= mask - 1, n++) result |= (bits >> __builtin_ctz(mask) & 1) << n;
     return result;
 }
-inline unsigned rank_in_block() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
-inline unsigned threads_of_block() { return blockDim.x * blockDim.y * blockDim.z; }
 
 // Returns the values of all threads of a group of a warp, in the order of their ranks.
 template <class T> std::array<T, 32> all_values(unsigned mask, T value) {
@@ -45,11 +43,11 @@ public:
         else __syncwarp(mask_);
     }
     unsigned size() const {
-        return mask_ == 0 ? cuda_cpu_groups::threads_of_block() : static_cast<unsigned>(__builtin_popcount(mask_));
+        return mask_ == 0 ? cuda_cpu::threads_of_block() : static_cast<unsigned>(__builtin_popcount(mask_));
     }
     unsigned num_threads() const { return size(); }
     unsigned thread_rank() const {
-        if (mask_ == 0) return cuda_cpu_groups::rank_in_block();
+        if (mask_ == 0) return cuda_cpu::this_thread();
         return static_cast<unsigned>(__builtin_popcount(mask_ & ((1u << cuda_cpu::lane()) - 1)));
     }
     // Returns the lanes of the tile of `size` threads of this group that this thread is in.
@@ -157,10 +155,10 @@ public:
     static unsigned long long block_rank() {
         return blockIdx.x + uint64_t{gridDim.x} * (blockIdx.y + uint64_t{gridDim.y} * blockIdx.z);
     }
-    static unsigned long long size() { return num_blocks() * cuda_cpu_groups::threads_of_block(); }
+    static unsigned long long size() { return num_blocks() * cuda_cpu::threads_of_block(); }
     static unsigned long long num_threads() { return size(); }
     static unsigned long long thread_rank() {
-        return block_rank() * cuda_cpu_groups::threads_of_block() + cuda_cpu_groups::rank_in_block();
+        return block_rank() * cuda_cpu::threads_of_block() + cuda_cpu::this_thread();
     }
 };
 inline grid_group this_grid() { return {}; }

@@ -20,7 +20,6 @@ namespace cuda_cpu::inline_ptx {
 using namespace cuda_cpu;   // for the names that inline_ptx.py qualifies: inline_ptx::wgmma and others
 using namespace cuda_cpu::ptx;
 constexpr bool products_are_fp16 = std::is_same_v<Operand16, half>;
-inline unsigned block_threads() { return blockDim.x * blockDim.y * blockDim.z; }
 
 // ---- values
 

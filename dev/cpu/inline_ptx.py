@@ -251,7 +251,7 @@ def barrier(i):
     if i.has("sync") and (len(a) < 2 and a[0] in ("0ll", "0") if a else True):
         return "__syncthreads();"
     if i.has("sync", "arrive"):
-        threads = a[1] if len(a) > 1 else "block_threads()"
+        threads = a[1] if len(a) > 1 else "threads_of_block()"
         return f"named_barrier_{'sync' if i.has('sync') else 'arrive'}({a[0]}, {threads});"
     raise Unknown(i.text)
 

@@ -100,7 +100,6 @@ struct NamedBarrier {
     std::vector<bool> has_arrived;       // by thread
 };
 
-inline unsigned this_thread() { return block != nullptr ? block->current() : 0; }
 inline unsigned this_warp() { return this_thread() / lanes_of_warp; }
 
 // Ends the program because this thread's call of the named function is invalid.
@@ -287,8 +286,8 @@ inline void read_a_fragments(float (*a)[16], const uint32_t* const* registers) {
 }
 
 // Computes result (16 x columns) = a (16 x 16) b (16 x columns), 16 V columns at a time.
-template <unsigned V>
 CUDA_CPU_NO_TSAN inline void multiply(float* result, const float (*a)[16], const float* b, unsigned columns) {
+    constexpr unsigned V = 4;
     for (unsigned r = 0; r < 16; r++)
         for (unsigned n = 0; n < columns; n += 16 * V) {
             Vector16 sum[V] = {};
@@ -303,9 +302,9 @@ CUDA_CPU_NO_TSAN inline void multiply(float* result, const float (*a)[16], const
 
 // Adds each lane's part of result (16 x columns) to its accumulators, or overwrites them if add is false.
 CUDA_CPU_NO_TSAN inline void add_to_accumulators(float* const* d_of_lane, const float* result, unsigned columns,
-                                                 unsigned stride, bool add) {
+                                                 bool add) {
     for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
-        const float *upper = result + lane / 4 * stride + lane % 4 * 2, *lower = upper + 8 * stride;
+        const float *upper = result + lane / 4 * columns + lane % 4 * 2, *lower = upper + 8 * columns;
         float* d = d_of_lane[lane];
         for (unsigned n = 0; n < columns; n += 8, d += 4) {
             const float old[4] = {add ? d[0] : 0, add ? d[1] : 0, add ? d[2] : 0, add ? d[3] : 0};
@@ -703,7 +702,7 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result) {
             for (unsigned n = 0; n < p.columns; n += 8)
                 tile.read(b + k * p.columns + n, tile.row(k) + n / 64 * tile.leading + n % 64 * 2);
     }
-    multiply<4>(result, a, b, p.columns);
+    multiply(result, a, b, p.columns);
 }
 
 // Saves the accumulators and overwrites them with NaN until the product completes.
@@ -734,7 +733,7 @@ inline void start_product(const WarpProduct& product) {
     if (!work.deferred) {
         static thread_local float result[16 * max_columns];
         read_operands_and_multiply(p, result);
-        add_to_accumulators(p.d, result, p.columns, p.columns, p.add);
+        add_to_accumulators(p.d, result, p.columns, p.add);
         return;
     }
     bool chained = false;  // an earlier pending product has the same accumulators, which are already NaN
@@ -757,7 +756,7 @@ inline void end_product(WarpProduct& p) {
     if (p.saved)
         for (unsigned lane = 0; lane < lanes_of_warp; lane++)
             memcpy(p.d[lane], &p.old[lane * p.columns / 2], p.columns / 2 * sizeof(float));
-    add_to_accumulators(p.d, p.result.data(), p.columns, p.columns, p.add);
+    add_to_accumulators(p.d, p.result.data(), p.columns, p.add);
 }
 
 // Completes all but the latest n groups of this warp's products.

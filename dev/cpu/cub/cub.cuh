@@ -78,7 +78,7 @@ public:
     explicit cuda_cpu_primitive(TempStorage& storage) : storage_(storage.items) {}
 
 protected:
-    static int rank() { return static_cast<int>(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)); }
+    static int rank() { return static_cast<int>(cuda_cpu::this_thread()); }
     T* const storage_;
 
 private:
