@@ -25,7 +25,6 @@ SAME |= {"shl": [None, "b32"], "shr": [None, "b32"], "bfe": [None, "b32", "b32"]
          "lop3": [None, None, None, "b32"]}
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">",
            "hs": ">="}
-NOTHING = {"prefetch", "prefetchu", "griddepcontrol", "discard"}
 
 
 class Unknown(Exception):
@@ -177,10 +176,6 @@ def shuffle(i):
 
 def copy_async(i):
     mods, a = i.modifiers, i.arguments
-    if "commit_group" in mods:
-        return "cp_async_commit();"
-    if "wait_all" in mods or "wait_group" in mods:
-        return f"wait_for_copies({'0' if 'wait_all' in mods else value(a[0])});"
     if "tensor" in mods and "4d" in mods and "shared::cluster" in mods:
         tensor, coordinates = split(a[1][1:-1], ",")
         numbers = ", ".join(typed("int", c) for c in split(coordinates[1:-1], ","))
@@ -215,9 +210,6 @@ def mma(i):
 
 
 def wgmma(i):
-    if not i.has("mma_async"):
-        return {"fence": "wgmma_fence();", "commit_group": "wgmma_commit();"}.get(i.modifiers[0]) or \
-            f"wgmma_wait<{value(i.arguments[0])}>();"
     count, a = i.one_of("m64n(64|128|256)k16")[4:-3], i.arguments
     if i.types[0] != "f32" or i.types[1] not in ("f16", "bf16"):
         raise Unknown(i.text)
@@ -229,49 +221,6 @@ def wgmma(i):
             f"{value(a[2])}, {value(a[3])});")
 
 
-def mbarrier(i):
-    a, first = i.arguments, i.modifiers[0]
-    if first == "init":
-        return f"mbarrier_init({pointer(i, a[0], 'uint64_t', 'shared')}, {value(a[1])});"
-    if first == "inval":
-        return ""
-    if first in ("try_wait", "test_wait") and i.has("parity"):
-        place = pointer(i, a[1], "uint64_t", "shared")
-        return f"mbarrier_wait({place}, {typed('unsigned', a[2])}); {put(a[0], 'true')}"
-    if first == "arrive" and a[0] == "_":
-        bytes_ = f"{value(a[2])}" if i.has("expect_tx") else "0"
-        return f"mbarrier_arrive_expect_tx({pointer(i, a[1], 'uint64_t', 'shared')}, {bytes_});"
-    raise Unknown(i.text)
-
-
-def barrier(i):
-    a = [value(text) for text in i.arguments]
-    if i.modifiers[:2] == ["warp", "sync"]:
-        return f"__syncwarp({a[0]});"
-    if i.has("sync") and (len(a) < 2 and a[0] in ("0ll", "0") if a else True):
-        return "__syncthreads();"
-    if i.has("sync", "arrive"):
-        threads = a[1] if len(a) > 1 else "threads_of_block()"
-        return f"named_barrier_{'sync' if i.has('sync') else 'arrive'}({a[0]}, {threads});"
-    raise Unknown(i.text)
-
-
-def fence(i):
-    if i.has("proxy"):
-        return "async_fence();" if i.has("async") else ""
-    if i.has("mbarrier_init"):
-        return "fence_mbarrier_init();"
-    return "__threadfence_block();" if i.has("cta") else "__threadfence();"
-
-
-def to_address(i):
-    if not any(m.startswith("shared") for m in i.modifiers):
-        return put(i.arguments[0], value(i.arguments[1]))
-    convert_ = "__cvta_generic_to_shared(pointer<void>({}, 0))" if i.has("to") else \
-        "reinterpret_cast<size_t>(__cvta_shared_to_generic({}))"
-    return put(i.arguments[0], convert_.format(value(i.arguments[1])))
-
-
 def multiply(i):
     passed = ", ".join(typed(i.type(), a) for a in i.arguments[1:3])
     product = f"mul_{i.one_of('hi|wide', 'lo')}<{i.type()}>({passed})"
@@ -279,25 +228,58 @@ def multiply(i):
     return put(i.arguments[0], f"static_cast<decltype({product})>({product}{added})")
 
 
-def of_warp(i):
-    target, *arguments = i.arguments
-    passed = [typed("unsigned", a) for a in arguments]
-    if i.name == "activemask":
-        return put(target, "__activemask()")
-    if i.name == "redux":
-        operation = i.one_of("add|min|max|and|or|xor")
-        return put(target, f"__reduce_{operation}_sync({passed[1]}, {typed(i.type(), arguments[0])})")
-    return put(target, f"__{i.one_of('any|all|ballot')}_sync({passed[1]}, {value(arguments[0])})")
-
-
 HANDLERS = {"ld": load_store, "ldu": load_store, "st": load_store, "atom": atomic, "red": atomic, "mov": move,
             "cvt": convert, "setp": set_predicate, "shfl": shuffle, "cp": copy_async, "ldmatrix": ldmatrix, "mma": mma,
-            "wgmma": wgmma, "mbarrier": mbarrier, "bar": barrier, "barrier": barrier, "fence": fence, "membar": fence,
-            "cvta": to_address, "mul": multiply, "mad": multiply, "vote": of_warp, "redux": of_warp,
-            "activemask": of_warp, "trap": lambda i: "__trap();", "bra": lambda i: f"goto ptx_l_{i.arguments[0]};",
-            "nanosleep": lambda i: f"__nanosleep({value(i.arguments[0])});",
-            "createpolicy": lambda i: put(i.arguments[0], "0"),
-            "setmaxnreg": lambda i: f"setmaxnreg_{i.modifiers[0]}<{value(i.arguments[0])}>();"}
+            "wgmma": wgmma, "mul": multiply, "mad": multiply}
+
+# Other instructions: patterns of the opcode with its arguments, and the code; the first that matches counts. {0} is the
+# value of the first argument, {0.unsigned} and {0.typed} the value as unsigned and as the instruction's type,
+# {0.barrier} an address in shared memory; {op} is a part of the pattern.
+CALLS = [(re.compile(pattern, re.DOTALL), code) for pattern, code in (
+    (r"trap", "__trap();"),
+    (r"bra\S* (?P<op>\S+)", "goto ptx_l_{op};"),
+    (r"nanosleep.*", "__nanosleep({0});"),
+    (r"createpolicy.*", "put({0}, 0);"),
+    (r"setmaxnreg\.(?P<op>inc|dec).*", "setmaxnreg_{op}<{0}>();"),
+    (r"activemask.*", "put({0}, __activemask());"),
+    (r"redux\S*\.(?P<op>add|min|max|and|or|xor)\..*", "put({0}, __reduce_{op}_sync({2.unsigned}, {1.typed}));"),
+    (r"vote\.sync\.(?P<op>any|all|ballot)\..*", "put({0}, __{op}_sync({2.unsigned}, {1}));"),
+    (r"bar(rier)?\.warp\.sync.*", "__syncwarp({0});"),
+    (r"bar(rier)?(\.cta)?\.sync(\.aligned)?( 0(x0)?)?", "__syncthreads();"),
+    (r"bar(rier)?(\.cta)?\.(?P<op>sync|arrive)\S* [^,]+", "named_barrier_{op}({0}, threads_of_block());"),
+    (r"bar(rier)?(\.cta)?\.(?P<op>sync|arrive)\S* .*", "named_barrier_{op}({0}, {1});"),
+    (r"fence\.proxy\.async(\..*)?", "async_fence();"),
+    (r"fence\.mbarrier_init.*", "fence_mbarrier_init();"),
+    (r"(fence\.proxy|mbarrier\.inval|prefetchu?|griddepcontrol|discard)\b.*", ""),
+    (r"(fence|membar)\S*\.cta(\.\S+)?", "__threadfence_block();"),
+    (r"(fence|membar)\b.*", "__threadfence();"),
+    (r"wgmma\.fence.*", "wgmma_fence();"),
+    (r"wgmma\.commit_group.*", "wgmma_commit();"),
+    (r"wgmma\.wait_group.*", "wgmma_wait<{0}>();"),
+    (r"cp\S*\.commit_group", "cp_async_commit();"),
+    (r"cp\S*\.wait_all", "wait_for_copies(0);"),
+    (r"cp\S*\.wait_group.*", "wait_for_copies({0});"),
+    (r"mbarrier\.init.*", "mbarrier_init({0.barrier}, {1});"),
+    (r"mbarrier\.(try|test)_wait\S*\.parity.*", "mbarrier_wait({1.barrier}, {2.unsigned}); put({0}, true);"),
+    (r"mbarrier\.arrive\.(\S+\.)?expect_tx\S* _,.*", "mbarrier_arrive_expect_tx({1.barrier}, {2});"),
+    (r"mbarrier\.arrive(\.\S+)? _,.*", "mbarrier_arrive_expect_tx({1.barrier}, 0);"),
+    (r"cvta\.to\.shared.*", "put({0}, __cvta_generic_to_shared(pointer<void>({1}, 0)));"),
+    (r"cvta\.shared.*", "put({0}, reinterpret_cast<size_t>(__cvta_shared_to_generic({1})));"),
+    (r"cvta.*", "put({0}, {1});"))]
+
+
+class Argument:
+    """An argument of an instruction, in the code of CALLS."""
+
+    def __init__(self, i, text):
+        self.i, self.text = i, text
+
+    def __str__(self):
+        return value(self.text)
+
+    unsigned = property(lambda self: typed("unsigned", self.text))
+    typed = property(lambda self: typed(self.i.type(), self.text))
+    barrier = property(lambda self: pointer(self.i, self.text, "uint64_t", "shared"))
 
 
 def qualified(code):
@@ -318,8 +300,9 @@ def statement(text):
             names += [f"{stem}{n}" for n in range(int(count))] if count else [name]
         return "unsigned long long " + ", ".join(value(name) for name in names) + ";"
     i = Instruction(text)
-    if i.name in NOTHING:
-        return ""
+    for pattern, code in CALLS:
+        if found := pattern.fullmatch(f"{i.text} {', '.join(i.arguments)}".strip()):
+            return code.format(*(Argument(i, a) for a in i.arguments), **found.groupdict())
     if i.name in HANDLERS:
         return HANDLERS[i.name](i)
     if i.name not in SAME or len(i.arguments) != 1 + len(SAME[i.name]) or i.has("cc"):
