@@ -571,29 +571,24 @@ def start_of_callee(tokens, i):
         j -= 1
     if j >= 0 and tokens[j].kind == "name":
         name = j
-    while j is not None and j >= 0:
-        while tokens.text(j) in (")", "]"):
+    while True:
+        while tokens.text(j) in (")", "]", ">"):
             j = tokens.match_back(j)
             if j is None:
                 return None, None
             if tokens[j - 1].kind != "name" and tokens.text(j - 1) not in (")", "]"):
                 break
             j -= 1
-        before = tokens.text(j - 1)
-        if before == "template":
-            j, before = j - 1, tokens.text(j - 2)
-        if before == "#" and tokens.text(j - 2) == "#":  # a name that a macro concatenates
+        j -= tokens.text(j - 1) == "template"
+        before, scope = tokens.text(j - 1), tokens.text(j - 2)
+        if before == scope == "#":      # a name that a macro concatenates
             name, j = None, j - 3
+        elif before == "::" and not re.fullmatch(r"\w+|>", scope):
+            return j - 1, name
         elif before in (".", "->", "::"):
-            scope = j - 2
-            if before == "::" and (scope < 0 or not (tokens[scope].kind == "name" or tokens.text(scope) == ">")):
-                return j - 1, name
-            if tokens.text(scope) == ">":
-                scope = (tokens.match_back(scope) or 0) - 1
-            j = scope
+            j -= 2
         else:
             return j, name
-    return None, None
 
 
 # ---- programs of several files
