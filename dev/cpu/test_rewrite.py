@@ -182,6 +182,9 @@ template <typename T> __global__ void overload(const T* __restrict__, T* __restr
 template <typename T> __global__ void overload(const T* __restrict__, T* __restrict__ out, int n) { out[0] = n; }
 template <> __global__ void overload<double>(const double* __restrict__, double* __restrict__ out) { out[0] = 11; }
 template __global__ void copy<double>(const double* __restrict__, double* __restrict__, const int);
+template <class T> __global__ void add(T* const x, T);
+template <class T> __global__ void add(T* x, const T y) { *x += y; }
+__global__ void add_floats(float* x, float y) { *x += y; }
 template <typename K, typename... A> void generic(K kernel, A... arguments) { kernel<<<1, 4>>>(arguments...); }
 int main()
 {
@@ -202,6 +205,12 @@ int main()
     overload<<<1, 1>>>(x, y); overload<float><<<1, 1>>>(x, y + 1, 5); print("overload");
     overload<<<1, 1>>>(d, d); printf("specialised %g\n", d[0]);
     generic(copy<float>, x, y, 1); print("passed");
+    add<<<1, 1>>>(y, 3.0f); print("declared");
+    float two = 2; void* arguments[] = {&y, &two};
+    cudaLaunchKernel((const void*)add_floats, dim3(1), dim3(1), arguments, 0, 0);
+    cudaLaunchKernel((void*)add<float>, 1, 1, arguments);
+    cudaLaunchKernel(reinterpret_cast<const void*>(&add_floats), 1, 1, arguments, 0, nullptr);
+    cudaLaunchKernel(add<float>, 1, 1, arguments); print("address");
 }
 """
 
@@ -211,8 +220,10 @@ def test_signatures():
     expect_equal(got, {
         "explicit": "1 2 0", "deduced": "1 2 3", "array": "8 0 0", "length": "10 0 0",
         "template": "6 0 0", "namespace": "32 0 0", "member": "7 8 0", "static": "6 6 0", "pack": "6 0 0",
-        "alias": "9 0 0", "overload": "1 5 0", "specialised": "11", "passed": "1 0 0"},
-        "template kernels with __restrict__ parameters, in all forms of declaration and launch")
+        "alias": "9 0 0", "overload": "1 5 0", "specialised": "11", "passed": "1 0 0", "declared": "3 0 0",
+        "address": "8 0 0"},
+        "template kernels with __restrict__ parameters, in all forms of declaration and launch; a declaration may "
+        "differ by const; cudaLaunchKernel, also through a cast")
 
 
 # ---- shared memory
@@ -265,15 +276,21 @@ def test_shared():
 
 # ---- files
 
+NVIDIA = ("cuda_runtime.h", "driver_types.h", "cuda_profiler_api.h", "nvtx3/nvToolsExtCudaRt.h")
 FILES = {
+    **{f"toolkit/{name}": "#error NVIDIA's header\n" for name in NVIDIA},
     "main.cu": """
+        #include "cuda_runtime.h"
+        #include <driver_types.h>
+        #include <cuda_profiler_api.h>
+        #include <nvtx3/nvToolsExtCudaRt.h>
         #include "src/all.cuh"
         #include "src/all.cuh"
         #include <host.h>
         int main()
         {
-            float* x; cudaMalloc(&x, 4);
-            twice<<<1, 1>>>(x, 4);
+            float* x; cudaMallocManaged(&x, 4, cudaMemAttachGlobal);
+            cudaProfilerStart(); nvtxRangePush("range"); twice<<<1, 1>>>(x, 4); nvtxRangePop(); cudaProfilerStop();
             printf("header %g\\n", x[0]);
             printf("other %g %s\\n", of_other_file(), where());
         }
@@ -281,11 +298,18 @@ FILES = {
     "src/all.cuh": '#pragma once\n#include <cstdio>\n#include "../up/kernels.cuh"\nfloat of_other_file();\n',
     "src/other.cu": """
         #include "all.cuh"
-        float of_other_file() { float* x; cudaMalloc(&x, 4); twice<<<1, 1>>>(x, 5.5f); return x[0]; }
+        float of_other_file() {
+            float* x; cudaMalloc(&x, 4);
+            twice<<<1,
+                    1>>>(x, \\
+                         5.5f);
+            printf("line %d\\n", __LINE__);
+            return x[0];
+        }
         """,
     "up/kernels.cuh": """
         #pragma once
-        template <class T> __global__ void twice(float* x, T y) { *x = float(y + y); }
+        template <class T> __global__ void twice(float* x, T y) { extern __shared__ T unused[]; *x = float(y + y); }
         static inline const char* where() { return __FILE__; }
         """,
     "include/host.h": "inline int host() { return 1; }\n"}
@@ -293,66 +317,23 @@ FILES = {
 
 def test_files():
     world = World("files", FILES)
-    got = world.build_and_run("main.cu", "src/other.cu", "-I", "include")
-    expect(got.get("header") == "8", "a kernel in a nested include file that is included twice can be launched")
-    expect(got.get("other") == "11 up/kernels.cuh", "a second .cu file is translated; included files keep their names",
-           str(got))
+    for name in ("src/other.cu", "up/kernels.cuh"):     # as editors on Windows write them
+        write(f"{world.folder}/{name}", "\ufeff" + textwrap.dedent(FILES[name]).lstrip().replace("\n", "\r\n"))
+    os.environ["CPLUS_INCLUDE_PATH"] = os.path.join(world.folder, "toolkit")
+    got = world.build_and_run("main.cu", "src/other.cu", "-I", "include", "-I", "toolkit")
+    del os.environ["CPLUS_INCLUDE_PATH"]
+    expect(got.get("header") == "8", "a kernel in a nested include file that is included twice can be launched; "
+           "NVIDIA's headers, installed or in a folder of -I, are replaced by the emulator's")
+    expect(got.get("other") == "11 up/kernels.cuh" and got.get("line") == "7", "a second .cu file is translated, also "
+           "with a byte order mark and CRLF; files keep their names and lines their numbers", str(got))
     where = world.run("sh", "-c", "nm -C -l program | grep 'void twice<float>'").stdout
-    expect("up/kernels.cuh:3" in where, "the debug information has a kernel's file and line", where)
+    expect("up/kernels.cuh:2" in where, "the debug information has a kernel's file and line", where)
     World("files", {"wrong.cu": "__global__ void k() {}\nint main() {\n  k<<<1,\n   1>>>();\n  wrong;\n}\n"})
     errors = world.compile(*world.rewrite("wrong.cu").stdout.split()).stderr
     expect("wrong.cu:5:3: error" in errors, "compiler errors name the user's file and line", errors[:200])
     missing = world.rewrite("nowhere.cu")
     expect(missing.returncode == 2 and missing.stderr == "nowhere.cu: no such file; expected a .cu file\n",
            "a missing file is rejected", missing.stderr)
-
-
-# ---- files that editors on Windows write: a byte order mark, and lines that end with CRLF
-
-MARKED = """#include "marked.cuh"
-int main() {
-    int* x; cudaMalloc(&x, 4);
-    twice<<<1,
-            1>>>(x, \\
-                 21);
-    printf("twice %d\\n", *x);
-    printf("line %d\\n", __LINE__);
-}
-"""
-HEADER = """#pragma once
-#include <cstdio>
-template <class T> __global__ void twice(T* x, T y) { extern __shared__ T unused[]; *x = y + y; }
-"""
-
-
-def test_marks():
-    world = World("marks", {})
-    for name, text in (("marked.cu", MARKED), ("marked.cuh", HEADER)):
-        write(f"{world.folder}/{name}", "\ufeff" + text.replace("\n", "\r\n"))
-    expect_equal(world.build_and_run("marked.cu"), {"twice": "42", "line": "8"},
-                 "files with a byte order mark and CRLF are translated, and lines keep their numbers")
-
-
-# ---- launches by address
-
-BY_ADDRESS = """
-    template <class T> __global__ void sum(T* x, T y) { *x += y; }
-    __global__ void sum_of_ints(int* x, int y) { *x += y; }
-    int main()
-    {
-        int* x; cudaMallocManaged(&x, 4); *x = 0; int y = 2; void* arguments[] = {&x, &y};
-        cudaLaunchKernel((const void*)sum_of_ints, dim3(1), dim3(1), arguments, 0, 0);
-        cudaLaunchKernel((void*)sum<int>, 1, 1, arguments);
-        cudaLaunchKernel(reinterpret_cast<const void*>(&sum_of_ints), 1, 1, arguments, 0, nullptr);
-        cudaLaunchKernel(sum<int>, 1, 1, arguments);
-        printf("sum %d\\n", *x);
-    }
-    """
-
-
-def test_by_address():
-    got = World("by_address", {"mine.cu": BY_ADDRESS}).build_and_run("mine.cu")
-    expect_equal(got.get("sum"), "8", "cudaLaunchKernel launches kernels, also through a cast and of a template")
 
 
 # ---- inline PTX
@@ -513,35 +494,6 @@ def test_inline_ptx():
     expect_equal(World("inline_ptx", {"mine.cu": INLINE_PTX}).build_and_run("mine.cu"), {"right": str(31 + 32 + 128)},
                  "inline PTX: arithmetic, registers, predicates, loops, loads, atomics; cp.async, ldmatrix, and mma of "
                  "FP16, INT8, TF32; mbarrier, TMA, wgmma, setmaxnreg, bar, fence")
-
-
-# ---- NVIDIA's own headers
-
-TOOLKIT = {**dict.fromkeys(["toolkit/" + name for name in ("cuda_runtime.h", "driver_types.h", "cuda_profiler_api.h",
-                                                           "nvtx3/nvToolsExtCudaRt.h")], "#error NVIDIA's header\n"),
-           "mine.cu": """
-    #include "cuda_runtime.h"
-    #include <driver_types.h>
-    #include <cuda_profiler_api.h>
-    #include <nvtx3/nvToolsExtCudaRt.h>
-    template <class T> __global__ void add(const int, T* const);
-    template <class T> __global__ void add(int x, T* const sum) { *sum += x; }
-    int main()
-    {
-        int* x; cudaMallocManaged(&x, 4, cudaMemAttachGlobal); *x = 1;
-        cudaProfilerStart(); nvtxRangePush("range"); add<<<1, 1>>>(2, x); nvtxRangePop(); cudaProfilerStop();
-        printf("sum %d\\n", *x);
-    }
-    """}
-
-
-def test_toolkit():
-    world = World("toolkit", TOOLKIT)
-    os.environ["CPLUS_INCLUDE_PATH"] = os.path.join(world.folder, "toolkit")
-    got = world.build_and_run("mine.cu", "-I", "toolkit")
-    del os.environ["CPLUS_INCLUDE_PATH"]
-    expect_equal(got.get("sum"), "3", "NVIDIA's headers, installed or in a folder of -I, are replaced by the "
-                 "emulator's; a kernel's declaration may differ from its definition by const")
 
 
 # ---- features that are not translated
