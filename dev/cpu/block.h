@@ -647,27 +647,16 @@ inline void __nanosleep(unsigned) {
 [[noreturn]] inline void __trap() { cuda_cpu::die("__trap"); }
 
 // The four shuffles differ in the lane that a thread reads from. `width` divides the warp into segments; a lane whose
-// source is in another segment keeps its own value.
-template <class T> inline T __shfl_sync(unsigned mask, T value, int from, int width = WARP_SIZE) {
-    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
-    return cuda_cpu::shuffle("__shfl_sync", mask, value,
-                              lane / segment * segment + static_cast<unsigned>(from) % segment);
-}
-
-template <class T> inline T __shfl_xor_sync(unsigned mask, T value, int flip, int width = WARP_SIZE) {
-    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width),
-                   from = lane ^ static_cast<unsigned>(flip);
-    // As in CUDA, this shuffle can read from earlier segments, but not from later ones.
-    return cuda_cpu::shuffle("__shfl_xor_sync", mask, value, from < (lane / segment + 1) * segment ? from : lane);
-}
-
-template <class T> inline T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE) {
-    const unsigned lane = cuda_cpu::lane(), place = lane % static_cast<unsigned>(width);
-    return cuda_cpu::shuffle("__shfl_up_sync", mask, value, place >= distance ? lane - distance : lane);
-}
-
-template <class T> inline T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = WARP_SIZE) {
-    const unsigned lane = cuda_cpu::lane(), segment = static_cast<unsigned>(width);
-    return cuda_cpu::shuffle("__shfl_down_sync", mask, value,
-                              lane % segment + distance < segment ? lane + distance : lane);
-}
+// source is in another segment keeps its own value. As in CUDA, xor can read from earlier segments, but not from later
+// ones. place: of the lane in its segment.
+#define CUDA_CPU_SHUFFLE(name, By, from)                                                                       \
+    template <class T> inline T __shfl_##name(unsigned mask, T value, By distance, int width = WARP_SIZE) {    \
+        const unsigned by = static_cast<unsigned>(distance), segment = static_cast<unsigned>(width),           \
+                       lane = cuda_cpu::lane(), place = lane % segment;                                        \
+        return cuda_cpu::shuffle("__shfl_" #name, mask, value, from);                                          \
+    }
+CUDA_CPU_SHUFFLE(sync, int, lane - place + by % segment)
+CUDA_CPU_SHUFFLE(xor_sync, int, (lane ^ by) < lane - place + segment ? lane ^ by : lane)
+CUDA_CPU_SHUFFLE(up_sync, unsigned, place >= by ? lane - by : lane)
+CUDA_CPU_SHUFFLE(down_sync, unsigned, place + by < segment ? lane + by : lane)
+#undef CUDA_CPU_SHUFFLE
