@@ -605,14 +605,14 @@ CUDA_CPU_NO_TSAN inline void AsyncWork::complete(Load& load) {
                     const uint32_t address = t.swizzled ? swizzled_128(to + written + chunk) : to + written + chunk;
                     const int64_t first = load.at[0] + chunk / t.element_bytes;
                     const bool reads = inside && first >= 0 && first < t.extents[0];   // otherwise it writes zeros
-                    watch::load_chunk(load.watch_id, shared_base() + address,
-                                    reads ? row + first * t.element_bytes : nullptr);
+                    watch::bulk_accesses(load.watch_id, 0, shared_base() + address);
+                    if (reads) watch::bulk_accesses(load.watch_id, 1, row + first * t.element_bytes);
                     memcpy(shared_base() + address, bytes, 16);
                     memcpy(product_memory + address, bytes, 16);
                 }
             }
     load.done = true;
-    watch::load_completed(load.watch_id);
+    watch::bulk_completed(load.watch_id);
     Mbarrier barrier = Mbarrier::read(load.barrier, "tma_load");
     load.phase = barrier.parity;
     barrier.change(load.barrier, "tma_load", 0, -t.box_bytes());
@@ -653,10 +653,9 @@ struct Descriptor {
     uint32_t start, leading, stride;
     const char* const memory = async_work().product_memory;
 
-    const unsigned product;  // for dev/inspect: the product that reads the tile, and as which operand
-    const watch::Operand operand;
+    const unsigned product, operand;  // for dev/inspect: the product that reads the tile; 0: as operand A, 1: as B
 
-    Descriptor(uint64_t word, unsigned reader, watch::Operand as)
+    Descriptor(uint64_t word, unsigned reader, unsigned as)
         : start((word & 0x3fff) << 4), leading((word >> 16 & 0x3fff) << 4), stride((word >> 32 & 0x3fff) << 4),
           product(reader), operand(as) {
         if (word >> 62 != 1)
@@ -674,7 +673,7 @@ struct Descriptor {
     CUDA_CPU_NO_TSAN void read(float* to, uint32_t offset) const {
         const uint32_t address = swizzled_128(start + offset);
         if (address + 16 > launched->shared_bytes) die("wgmma reads beyond the launch's shared memory");
-        watch::wgmma_reads(product, shared_base() + address, operand);
+        watch::bulk_accesses(product, operand, shared_base() + address);
         uint16_t elements[8];
         memcpy(elements, memory + address, 16);
         for (unsigned i = 0; i < 8; i++) to[i] = lower_half(elements[i]);
@@ -686,11 +685,11 @@ inline void read_operands_and_multiply(WarpProduct& p, float* result) {
     if (p.a_in_registers()) {
         read_a_fragments(a, p.a_registers);
     } else {
-        const Descriptor tile(p.a, p.watch_id, watch::Operand::A);
+        const Descriptor tile(p.a, p.watch_id, 0);
         for (unsigned r = 0; r < 16; r++)
             for (unsigned k = 0; k < 16; k += 8) tile.read(&a[r][k], tile.row(p.row + r) + k * 2);
     }
-    const Descriptor tile(p.b, p.watch_id, watch::Operand::B);
+    const Descriptor tile(p.b, p.watch_id, 1);
     if (p.b_major == Major::K) {
         for (unsigned n = 0; n < p.columns; n++) {
             float row[16];
@@ -747,7 +746,7 @@ inline void start_product(const WarpProduct& product) {
 
 // Completes a pending product.
 inline void end_product(WarpProduct& p) {
-    watch::wgmma_completed(p.watch_id);
+    watch::bulk_completed(p.watch_id);
     if (!async_work().deferred) return;
     if (p.result.empty()) {
         p.result.resize(16 * p.columns);
@@ -853,13 +852,11 @@ CUDA_CPU_INSTRUCTION void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint6
 }
 
 // setmaxnreg: the emulator does not count registers.
-template <int N> inline void setmaxnreg_dec() {
+template <int N> inline void setmaxnreg(const char* name) {
     static_assert(N >= 24 && N <= 256 && N % 8 == 0);
-    require_capability("setmaxnreg_dec", 90, 90);
+    require_capability(name, 90, 90);
 }
-template <int N> inline void setmaxnreg_inc() {
-    static_assert(N >= 24 && N <= 256 && N % 8 == 0);
-    require_capability("setmaxnreg_inc", 90, 90);
-}
+template <int N> inline void setmaxnreg_dec() { setmaxnreg<N>("setmaxnreg_dec"); }
+template <int N> inline void setmaxnreg_inc() { setmaxnreg<N>("setmaxnreg_inc"); }
 }  // namespace ptx
 }  // namespace cuda_cpu

@@ -58,7 +58,6 @@ struct Figures {
 
 // How a block runs. SKIPPED: not at all; STOP: nor do the blocks after it.
 enum class Run : uint8_t { RECORDED, UNRECORDED, SKIPPED, STOP };
-enum class Operand : uint8_t { A, B };
 
 // Unused bytes before and after each allocation: an access to them is out of bounds. dev/inspect/Makefile inserts some
 // between variables too.
@@ -129,12 +128,12 @@ CUDA_CPU_CALLBACK(void, access(Access access, By by, const void* address, size_t
 CUDA_CPU_CALLBACK(void, cp_async(const void* to, size_t bytes, const void* from, size_t filled, const void* site))
 CUDA_CPU_CALLBACK(void, cp_async_commit())
 CUDA_CPU_CALLBACK(void, cp_async_wait(unsigned pending))
-CUDA_CPU_CALLBACK(unsigned, load_issued(const void* barrier, const void* site))   // TMA; returns the load's number
-CUDA_CPU_CALLBACK(void, load_chunk(unsigned load, const void* to, const void* from))   // 16 bytes; from null: zeros
-CUDA_CPU_CALLBACK(void, load_completed(unsigned load))
+// A TMA load or a wgmma: they return its number, and then report its accesses of 16 bytes. Side 0: what the load writes,
+// or operand A; side 1: what it reads, or operand B.
+CUDA_CPU_CALLBACK(unsigned, load_issued(const void* barrier, const void* site))
 CUDA_CPU_CALLBACK(unsigned, wgmma_issued(unsigned warp, uint64_t flops, const void* site))
-CUDA_CPU_CALLBACK(void, wgmma_reads(unsigned product, const void* address, Operand operand))   // 16 bytes
-CUDA_CPU_CALLBACK(void, wgmma_completed(unsigned product))
+CUDA_CPU_CALLBACK(void, bulk_accesses(unsigned bulk, unsigned side, const void* address))
+CUDA_CPU_CALLBACK(void, bulk_completed(unsigned bulk))
 CUDA_CPU_CALLBACK(void, wgmma_waited(unsigned warp))
 CUDA_CPU_CALLBACK(void, tensor_flops(uint64_t flops))
 CUDA_CPU_CALLBACK(void, adds_floats())                    // the next atomic function

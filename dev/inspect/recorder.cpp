@@ -1602,20 +1602,6 @@ unsigned load_issued(const void* barrier, const void* site) {
     return static_cast<unsigned>(state.bulks.size() - 1);
 }
 
-void load_chunk(unsigned load, const void* to, const void* from) {
-    if (!is_recording()) return;
-    const Pause pause;
-    state.bulks[load].sides[0].at.push_back(memory.find(to).at);
-    if (from != nullptr) state.bulks[load].sides[1].at.push_back(memory.find(from).at);
-}
-
-void load_completed(unsigned number) {
-    if (!is_recording()) return;
-    const Pause pause;
-    const Sync& sync = sync_of(state.bulks[number].barrier);
-    complete(std::exchange(state.bulks[number], {}), first_engine + sync.slot, sync.phases + 1);
-}
-
 // wgmma reads its operands at an unspecified time between the instruction and the wait. It is an instruction of the
 // whole warp, so it starts with the maximum of its lanes' clocks.
 unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* pc) {
@@ -1635,17 +1621,20 @@ unsigned wgmma_issued(unsigned warp, uint64_t flops, const void* pc) {
     return static_cast<unsigned>(state.bulks.size() - 1);
 }
 
-void wgmma_reads(unsigned number, const void* address, Operand operand) {
+void bulk_accesses(unsigned number, unsigned side, const void* address) {
     if (!is_recording()) return;
     const Pause pause;
-    state.bulks[number].sides[operand == Operand::A ? 0 : 1].at.push_back(memory.find(address).at);
+    state.bulks[number].sides[side].at.push_back(memory.find(address).at);
 }
 
-void wgmma_completed(unsigned number) {
+void bulk_completed(unsigned number) {
     if (!is_recording()) return;
     const Pause pause;
-    const unsigned warp = state.bulks[number].moment.actor / LANES;
-    complete(std::exchange(state.bulks[number], {}), wgmma_actor(warp), ++state.warps[warp].wgmma);
+    const Bulk bulk = std::exchange(state.bulks[number], {});
+    const unsigned warp = bulk.moment.actor / LANES;
+    if (bulk.barrier == nullptr) return complete(bulk, wgmma_actor(warp), ++state.warps[warp].wgmma);
+    const Sync& sync = sync_of(bulk.barrier);
+    complete(bulk, first_engine + sync.slot, sync.phases + 1);
 }
 
 void wgmma_waited(unsigned warp) {
@@ -1746,7 +1735,7 @@ static void write(const std::string& ended) {
         // This block is not counted. Pending asynchronous accesses are recorded as never waited for.
         state.counting = false;
         for (unsigned i = 0; i < state.bulks.size(); i++)
-            if (state.bulks[i].barrier == nullptr && !state.bulks[i].sides.empty()) wgmma_completed(i);
+            if (state.bulks[i].barrier == nullptr && !state.bulks[i].sides.empty()) bulk_completed(i);
         end_block();
     }
     running = NOTHING;
