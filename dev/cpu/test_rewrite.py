@@ -155,9 +155,9 @@ def test_launches():
     expect(len(lines) == len(words) and not moved, "every word stays in its line", str(moved))
 
 
-# ---- signatures of template kernels
+# ---- signatures of template kernels, shared memory
 
-SIGNATURES = r"""
+DECLARATIONS = IS + r"""
 template <typename T> __global__ void copy(const T* __restrict__ in, T* __restrict__ out, const int n)
 {
     if (threadIdx.x < n) out[threadIdx.x] = in[threadIdx.x] + 1;
@@ -186,49 +186,6 @@ template <class T> __global__ void add(T* const x, T);
 template <class T> __global__ void add(T* x, const T y) { *x += y; }
 __global__ void add_floats(float* x, float y) { *x += y; }
 template <typename K, typename... A> void generic(K kernel, A... arguments) { kernel<<<1, 4>>>(arguments...); }
-int main()
-{
-    float *x, *y; double* d; cudaMalloc(&x, 64); cudaMalloc(&y, 64); cudaMalloc(&d, 64);
-    for (int i = 0; i < 16; i++) x[i] = i;
-    const auto print = [&](const char* name) { printf("%s %g %g %g\n", name, y[0], y[1], y[2]); cudaMemset(y, 0, 64); };
-    cudaMemset(y, 0, 64);
-    copy<float><<<1, 4>>>(x, y, 2); print("explicit");
-    copy<<<1, 4>>>(x, y, 3); print("deduced");
-    rows<float><<<1, 1>>>(y, (float (*)[4])x); print("array");
-    rows<<<1, 1>>>(y, (float (*)[5])x); print("length");
-    apply<<<1, 1>>>(y, Twice<float>()); print("template");
-    outer::run(y); print("namespace");
-    Owner<float>().run(x, y); print("member");
-    Owner<float>::triple<<<1, 1>>>(x + 2, y); Owner<float>::number<6><<<1, 1>>>(y + 1); print("static");
-    sum<<<1, 1>>>(y, x + 1, x + 2, x + 3); print("pack");
-    alias<float><<<1, 1>>>(y); print("alias");
-    overload<<<1, 1>>>(x, y); overload<float><<<1, 1>>>(x, y + 1, 5); print("overload");
-    overload<<<1, 1>>>(d, d); printf("specialised %g\n", d[0]);
-    generic(copy<float>, x, y, 1); print("passed");
-    add<<<1, 1>>>(y, 3.0f); print("declared");
-    float two = 2; void* arguments[] = {&y, &two};
-    cudaLaunchKernel((const void*)add_floats, dim3(1), dim3(1), arguments, 0, 0);
-    cudaLaunchKernel((void*)add<float>, 1, 1, arguments);
-    cudaLaunchKernel(reinterpret_cast<const void*>(&add_floats), 1, 1, arguments, 0, nullptr);
-    cudaLaunchKernel(add<float>, 1, 1, arguments); print("address");
-}
-"""
-
-
-def test_signatures():
-    got = World("signatures", {"mine.cu": SIGNATURES}).build_and_run("mine.cu")
-    expect_equal(got, {
-        "explicit": "1 2 0", "deduced": "1 2 3", "array": "8 0 0", "length": "10 0 0",
-        "template": "6 0 0", "namespace": "32 0 0", "member": "7 8 0", "static": "6 6 0", "pack": "6 0 0",
-        "alias": "9 0 0", "overload": "1 5 0", "specialised": "11", "passed": "1 0 0", "declared": "3 0 0",
-        "address": "8 0 0"},
-        "template kernels with __restrict__ parameters, in all forms of declaration and launch; a declaration may "
-        "differ by const; cudaLaunchKernel, also through a cast")
-
-
-# ---- shared memory
-
-SHARED = IS + r"""
 extern __shared__ float everywhere[];
 template <class T> struct Shared {
     __device__ operator T*() { extern __shared__ int of_a_struct[]; return (T*)of_a_struct; }
@@ -254,6 +211,29 @@ static constexpr int WARP_SIZE = 32;
 __global__ void width(float* out) { out[8] = WARP_SIZE; }
 int main()
 {
+    float *x, *y; double* d; cudaMalloc(&x, 64); cudaMalloc(&y, 64); cudaMalloc(&d, 64);
+    for (int i = 0; i < 16; i++) x[i] = i;
+    const auto print = [&](const char* name) { printf("%s %g %g %g\n", name, y[0], y[1], y[2]); cudaMemset(y, 0, 64); };
+    cudaMemset(y, 0, 64);
+    copy<float><<<1, 4>>>(x, y, 2); print("explicit");
+    copy<<<1, 4>>>(x, y, 3); print("deduced");
+    rows<float><<<1, 1>>>(y, (float (*)[4])x); print("array");
+    rows<<<1, 1>>>(y, (float (*)[5])x); print("length");
+    apply<<<1, 1>>>(y, Twice<float>()); print("template");
+    outer::run(y); print("namespace");
+    Owner<float>().run(x, y); print("member");
+    Owner<float>::triple<<<1, 1>>>(x + 2, y); Owner<float>::number<6><<<1, 1>>>(y + 1); print("static");
+    sum<<<1, 1>>>(y, x + 1, x + 2, x + 3); print("pack");
+    alias<float><<<1, 1>>>(y); print("alias");
+    overload<<<1, 1>>>(x, y); overload<float><<<1, 1>>>(x, y + 1, 5); print("overload");
+    overload<<<1, 1>>>(d, d); printf("specialised %g\n", d[0]);
+    generic(copy<float>, x, y, 1); print("passed");
+    add<<<1, 1>>>(y, 3.0f); print("declared");
+    float two = 2; void* arguments[] = {&y, &two};
+    cudaLaunchKernel((const void*)add_floats, dim3(1), dim3(1), arguments, 0, 0);
+    cudaLaunchKernel((void*)add<float>, 1, 1, arguments);
+    cudaLaunchKernel(reinterpret_cast<const void*>(&add_floats), 1, 1, arguments, 0, nullptr);
+    cudaLaunchKernel(add<float>, 1, 1, arguments); print("address");
     float* out; cudaMalloc(&out, 256);
     cudaMemset(out, 0, 256);
     types<float><<<8, 1, 1024>>>(out);
@@ -268,10 +248,18 @@ int main()
 """
 
 
-def test_shared():
-    got = World("shared", {"mine.cu": SHARED}).build_and_run("mine.cu")
-    line = next(n for n, text in enumerate(SHARED.split("\n"), 1) if "__LINE__" in text)
-    expect_equal(got, {"right": "10", "line": str(line)}, "shared memory in all forms; lines keep their numbers")
+def test_declarations():
+    got = World("declarations", {"mine.cu": DECLARATIONS}).build_and_run("mine.cu")
+    line = next(n for n, text in enumerate(DECLARATIONS.split("\n"), 1) if "__LINE__" in text)
+    expect_equal((got.pop("right", ""), got.pop("line", "")), ("10", str(line)),
+                 "shared memory in all forms; lines keep their numbers")
+    expect_equal(got, {
+        "explicit": "1 2 0", "deduced": "1 2 3", "array": "8 0 0", "length": "10 0 0",
+        "template": "6 0 0", "namespace": "32 0 0", "member": "7 8 0", "static": "6 6 0", "pack": "6 0 0",
+        "alias": "9 0 0", "overload": "1 5 0", "specialised": "11", "passed": "1 0 0", "declared": "3 0 0",
+        "address": "8 0 0"},
+        "template kernels with __restrict__ parameters, in all forms of declaration and launch; a declaration may "
+        "differ by const; cudaLaunchKernel, also through a cast")
 
 
 # ---- files
