@@ -435,6 +435,29 @@ inline cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, di
 // A pointer without the parameters' types is not enough here. rewrite.py removes a cast from the call's first argument.
 cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t = 0, cudaStream_t = nullptr) = delete;
 
+// rewrite.py translates kernel<<<grid, block, shared, stream>>>(arguments) to:
+//
+//     cuda_cpu::launch(kernel, cuda_cpu::Configuration(grid, block, shared, stream))(arguments);
+namespace cuda_cpu {
+struct Configuration : cudaLaunchConfig_t {
+    Configuration(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t stream = nullptr)
+        : cudaLaunchConfig_t{grid, block, shared_bytes, stream, nullptr, 0} {}
+};
+
+// A parameter's type as in the type of its function, which has no qualifiers: g++ keeps __restrict__ in decltype(x).
+template <class T> struct Unqualified { using type = T; };
+template <class T> struct Unqualified<T* __restrict__> { using type = T*; };
+template <class T> using ParameterType = typename Unqualified<std::remove_cv_t<T>>::type;
+
+// Returns a function that launches the kernel. Its arguments are converted to the kernel's parameters as in any call.
+// cudaGetLastError returns a launch's error, as in CUDA.
+template <class... Parameters> inline auto launch(void (*kernel)(Parameters...), const Configuration& configuration) {
+    return [=](Parameters... arguments) {
+        cudaLaunchKernelEx(&configuration, kernel, std::forward<Parameters>(arguments)...);
+    };
+}
+}  // namespace cuda_cpu
+
 template <class Kernel>
 inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value) {
     using namespace cuda_cpu;
@@ -1419,4 +1442,3 @@ inline cudaError_t cudaRuntimeGetVersion(int* version) { return cuda_cpu::set_re
 inline cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 
 #include "atomics.h"
-#include "launch.h"

@@ -9,7 +9,7 @@ same folder. Included files that are found, in the folder of the including file 
 into build/main.includes/. Lines keep their numbers, and #line keeps the file's name, so compiler messages, debuggers
 and __FILE__ refer to mine.cu.
 
-    kernel<<<grid, block, shared, stream>>>(x, n);    becomes a call of cuda_cpu::launch (dev/cpu/launch.h)
+    kernel<<<grid, block, shared, stream>>>(x, n);    becomes a call of cuda_cpu::launch
     extern __shared__ float tile[];                   becomes a pointer to dynamic_shared_memory
     asm("add.u32 %0, %1, 5;" : "=r"(x) : "r"(y));     becomes C++ statements (inline_ptx.py)
     __noinline__                                      becomes g++'s attribute (a macro would break g++'s headers)
