@@ -239,15 +239,6 @@ TEST("collectives") {
         }
         return right;
     }));
-    expect("__nanosleep lets other threads run", in_every_order([] {
-        Array<int> flag(1);
-        run({1, 64}, [flag = flag.data] {
-            if (threadIdx.x == 63) atomicExch(flag, 1);
-            else
-                while (atomicAdd(flag, 0) == 0) __nanosleep(100);
-        });
-        return flag[0] == 1;
-    }));
 }
 
 // Returns whether lanes that diverge see the lanes beside them: of both branches, and of a loop that they leave one by
