@@ -272,17 +272,16 @@ inline float lower_half(uint32_t pair) { return bits<Operand16>(static_cast<uint
 
 using Vector16 = float __attribute__((vector_size(64), may_alias));
 
-// Unpacks the fragments of A (16 x 16). Registers 0 to 3 of lane 4g + t hold two columns each: of rows g, g+8, g, g+8,
-// columns 2t, 2t, 2t+8, 2t+8 and the column after each.
+// The row and the column, in blocks of 8 columns, of a lane's n-th accumulator: lane 4g + t has columns 2t and 2t + 1 of
+// row g, then of row g + 8.
+inline unsigned fragment_row(unsigned lane, unsigned n) { return lane / 4 + n / 2 % 2 * 8; }
+inline unsigned fragment_column(unsigned lane, unsigned n) { return n / 4 * 8 + lane % 4 * 2 + n % 2; }
+
+// Unpacks the fragments of A (16 x 16), whose elements are in the order of accumulators, two in a register.
 inline void read_a_fragments(float (*a)[16], const uint32_t* const* registers) {
-    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
-        const unsigned g = lane / 4, t = lane % 4;
-        for (unsigned i = 0; i < 4; i++) {
-            float* pair = &a[g + i % 2 * 8][2 * t + i / 2 * 8];
-            pair[0] = lower_half(registers[lane][i]);
-            pair[1] = lower_half(registers[lane][i] >> 16);
-        }
-    }
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++)
+        for (unsigned n = 0; n < 8; n++)
+            a[fragment_row(lane, n)][fragment_column(lane, n)] = lower_half(registers[lane][n / 2] >> n % 2 * 16);
 }
 
 // Computes result (16 x columns) = a (16 x 16) b (16 x columns), 16 V columns at a time.
@@ -303,17 +302,11 @@ CUDA_CPU_NO_TSAN inline void multiply(float* result, const float (*a)[16], const
 // Adds each lane's part of result (16 x columns) to its accumulators, or overwrites them if add is false.
 CUDA_CPU_NO_TSAN inline void add_to_accumulators(float* const* d_of_lane, const float* result, unsigned columns,
                                                  bool add) {
-    for (unsigned lane = 0; lane < lanes_of_warp; lane++) {
-        const float *upper = result + lane / 4 * columns + lane % 4 * 2, *lower = upper + 8 * columns;
-        float* d = d_of_lane[lane];
-        for (unsigned n = 0; n < columns; n += 8, d += 4) {
-            const float old[4] = {add ? d[0] : 0, add ? d[1] : 0, add ? d[2] : 0, add ? d[3] : 0};
-            d[0] = old[0] + upper[n];
-            d[1] = old[1] + upper[n + 1];
-            d[2] = old[2] + lower[n];
-            d[3] = old[3] + lower[n + 1];
+    for (unsigned lane = 0; lane < lanes_of_warp; lane++)
+        for (unsigned n = 0; n < columns / 2; n++) {
+            float& d = d_of_lane[lane][n];
+            d = (add ? d : 0) + result[fragment_row(lane, n) * columns + fragment_column(lane, n)];
         }
-    }
 }
 
 // sums (M x N) += a (M x K) b (K x N)
@@ -367,7 +360,7 @@ CUDA_CPU_NO_TSAN void mma_of_warp(void* const* operands, unsigned lanes) {
         memcpy(static_cast<void*>(sums), mine.c, sizeof(sums));
         for (unsigned n = 0; n < 4; n++)
             sums[n] = static_cast<Sum>(static_cast<MmaNumber<T>>(sums[n]) +
-                                       product[lane / 4 + n / 2 * 8][lane % 4 * 2 + n % 2]);
+                                       product[fragment_row(lane, n)][fragment_column(lane, n)]);
         memcpy(mine.d, sums, sizeof(sums));
     }
 }
