@@ -142,6 +142,7 @@ template <class T> T bfe_(T x, unsigned first, unsigned length) {
 }
 
 template <class T> T mul_lo(T x, T y) { return static_cast<T>(x * y); }
+template <class T, class X> T plus(T product, X x) { return static_cast<T>(product + as<T>(x)); }
 template <class T> using Wider =
     std::conditional_t<sizeof(T) == 2, std::conditional_t<std::is_signed_v<T>, int, unsigned>,
                        std::conditional_t<std::is_signed_v<T>, long long, unsigned long long>>;

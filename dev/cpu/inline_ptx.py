@@ -221,16 +221,9 @@ def wgmma(i):
             f"{value(a[2])}, {value(a[3])});")
 
 
-def multiply(i):
-    passed = ", ".join(typed(i.type(), a) for a in i.arguments[1:3])
-    product = f"mul_{i.one_of('hi|wide', 'lo')}<{i.type()}>({passed})"
-    added = f" + as<decltype({product})>({value(i.arguments[3])})" if i.name == "mad" else ""
-    return put(i.arguments[0], f"static_cast<decltype({product})>({product}{added})")
-
-
 HANDLERS = {"ld": load_store, "ldu": load_store, "st": load_store, "atom": atomic, "red": atomic, "mov": move,
             "cvt": convert, "setp": set_predicate, "shfl": shuffle, "cp": copy_async, "ldmatrix": ldmatrix, "mma": mma,
-            "wgmma": wgmma, "mul": multiply, "mad": multiply}
+            "wgmma": wgmma}
 
 # Other instructions: patterns of the opcode with its arguments, and the code; the first that matches counts. {0} is the
 # value of the first argument, {0.unsigned} and {0.typed} the value as unsigned and as the instruction's type,
@@ -241,6 +234,10 @@ CALLS = [(re.compile(pattern, re.DOTALL), code) for pattern, code in (
     (r"nanosleep.*", "__nanosleep({0});"),
     (r"createpolicy.*", "put({0}, 0);"),
     (r"setmaxnreg\.(?P<op>inc|dec).*", "setmaxnreg_{op}<{0}>();"),
+    (r"mul(\.\S+)?\.(?P<op>hi|wide)\..*", "put({0}, mul_{op}({1.typed}, {2.typed}));"),
+    (r"mul\..*", "put({0}, mul_lo({1.typed}, {2.typed}));"),
+    (r"mad(\.\S+)?\.(?P<op>hi|wide)\..*", "put({0}, plus(mul_{op}({1.typed}, {2.typed}), {3}));"),
+    (r"mad\..*", "put({0}, plus(mul_lo({1.typed}, {2.typed}), {3}));"),
     (r"activemask.*", "put({0}, __activemask());"),
     (r"redux\S*\.(?P<op>add|min|max|and|or|xor)\..*", "put({0}, __reduce_{op}_sync({2.unsigned}, {1.typed}));"),
     (r"vote\.sync\.(?P<op>any|all|ballot)\..*", "put({0}, __{op}_sync({2.unsigned}, {1}));"),
