@@ -48,13 +48,14 @@ inline size_t cublasLtGetVersion() {
     return version != nullptr ? strtoul(version, nullptr, 10) : 130000;
 }
 
-enum cublasLtMatmulDescAttributes_t {
-    CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
-    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
-    CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
-    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18
-};
+// CUDA's numbers, and the members of cublasLtMatmulDescOpaque_t.
+#define CUDA_CPU_DESC_ATTRIBUTES(A)                                                                           \
+    A(TRANSA, 3, transpose_a) A(TRANSB, 4, transpose_b) A(EPILOGUE, 7, epilogue) A(BIAS_POINTER, 8, bias)     \
+    A(EPILOGUE_AUX_POINTER, 11, aux) A(EPILOGUE_AUX_LD, 12, aux_ld) A(A_SCALE_POINTER, 17, scale_a)           \
+    A(B_SCALE_POINTER, 18, scale_b) A(FAST_ACCUM, 25, fast_accumulation) A(BIAS_DATA_TYPE, 26, bias_type)
+#define CUDA_CPU_ATTRIBUTE(name, number, member) CUBLASLT_MATMUL_DESC_##name = number,
+enum cublasLtMatmulDescAttributes_t { CUDA_CPU_DESC_ATTRIBUTES(CUDA_CPU_ATTRIBUTE) };
+#undef CUDA_CPU_ATTRIBUTE
 
 // Bits: 4 adds the bias, 16 computes the bias gradient, the sums of D's rows, 32 applies GELU, 64 multiplies by its
 // derivative, 128 writes or reads a second matrix (aux), GELU's input.
@@ -171,18 +172,11 @@ inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { ret
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                                      cublasLtMatmulDescAttributes_t attribute, const void* value,
                                                      size_t bytes) {
-    const auto set = [=](auto& member) { return cuda_cpu::set_attribute(member, value, bytes); };
     switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: return set(desc->transpose_a);
-    case CUBLASLT_MATMUL_DESC_TRANSB: return set(desc->transpose_b);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(desc->epilogue);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(desc->bias);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set(desc->bias_type);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(desc->aux);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(desc->aux_ld);
-    case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return set(desc->fast_accumulation);
-    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set(desc->scale_a);
-    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set(desc->scale_b);
+#define CUDA_CPU_ATTRIBUTE(name, number, member)                                                              \
+    case CUBLASLT_MATMUL_DESC_##name: return cuda_cpu::set_attribute(desc->member, value, bytes);
+        CUDA_CPU_DESC_ATTRIBUTES(CUDA_CPU_ATTRIBUTE)
+#undef CUDA_CPU_ATTRIBUTE
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
