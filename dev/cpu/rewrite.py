@@ -21,6 +21,7 @@ template kernel with the same signature, its launcher is inserted after the firs
 """
 import argparse
 import ast
+import json
 import os
 import re
 import sys
@@ -205,13 +206,6 @@ def spell(tokens):
     return " ".join(t.text for t in tokens)
 
 
-def without_default(part):
-    for j, token in enumerate(part):
-        if token.text == "=":
-            return part[:j], part[j:]
-    return part, []
-
-
 def place_of_name(part):
     """Returns the position of a parameter's name in its declaration, and whether there is a name. Without one, the
     position is where it would be."""
@@ -235,7 +229,8 @@ class Parameter:
 
     def __init__(self, part, number):
         self.pack = any(t.text == "." for t in part)
-        declared, default = without_default(part)
+        equals = next((j for j, t in enumerate(part) if t.text == "="), len(part))
+        declared, default = part[:equals], part[equals:]
         place, named = place_of_name(declared) if len(declared) > 1 else (len(declared), False)
         self.name = declared[place].text if named else f"cuda_cpu_{number}"
         self.type = spell(declared[:place]).replace(". . .", "...")
@@ -612,10 +607,6 @@ def needing_launchers(files):
             or any(k.template or any(p.default for p in k.parameters) for k in group.values())}
 
 
-def line_directive(name):
-    return '#line 1 "' + name.replace("\\", "\\\\").replace('"', '\\"') + '"\n'
-
-
 class Program:
     """A .cu file and the files that it includes. Each is written once."""
 
@@ -656,7 +647,7 @@ class Program:
             for begin, end, included in file.includes:
                 target = os.path.relpath(places[included], os.path.dirname(places[path]) or ".")
                 file.edit(begin, end, f'"{target}"')
-            text = line_directive(path) + file.rewrite(with_launcher)
+            text = f"#line 1 {json.dumps(path, ensure_ascii=False)}\n{file.rewrite(with_launcher)}"
             if path == main:
                 uses_ptx = any(re.search(r"\b(asm|__asm|__asm__|__cvta_\w+|__is(Shared|Global))\b", each.source)
                                for each in self.files.values())
