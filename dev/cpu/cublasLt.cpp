@@ -701,8 +701,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
     *found = 0;
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
-    const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d)) return status;
     const cublasLtMatmulPreferenceOpaque_t defaults, &wishes = preference == nullptr ? defaults : *preference;
     const uint64_t alignment =
         std::min(cuda_cpu::full_alignment, *std::min_element(wishes.alignments, std::end(wishes.alignments)));
@@ -723,8 +722,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                        const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result) {
-    if (const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
-        return status;
+    if (const cublasStatus_t status = cuda_cpu::check_product(*desc, *a, *b, *c, *d)) return status;
     if (!cuda_cpu::usable(*algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
     const auto copy = *algorithm;  // *algorithm may be a part of *result
     *result = {};
@@ -739,8 +737,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               const cublasLtMatmulAlgo_t* chosen, void* workspace, size_t, cudaStream_t stream) {
     using namespace cuda_cpu;
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (const cublasStatus_t status = check_product(*desc, *a, *b, *c, *d); status != CUBLAS_STATUS_SUCCESS)
-        return status;
+    if (const cublasStatus_t status = check_product(*desc, *a, *b, *c, *d)) return status;
     if (A == nullptr || B == nullptr || D == nullptr ||
         (desc->epilogue & has_bias && desc->bias == nullptr) ||
         (desc->epilogue & has_aux && desc->aux == nullptr))

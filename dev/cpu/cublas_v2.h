@@ -114,23 +114,20 @@ inline cublasStatus_t double_product(cublasHandle_t handle, const Gemm& g) {
 
 inline cublasStatus_t product(cublasHandle_t handle, const Gemm& g) {
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    const auto rows = [](const Operand& x, int m, int n) { return x.operation == CUBLAS_OP_N ? m : n; };
-    if (g.m < 0 || g.n < 0 || g.k < 0 || g.a.ld < std::max(1, rows(g.a, g.m, g.k)) ||
-        g.b.ld < std::max(1, rows(g.b, g.k, g.n)) || g.c.ld < std::max(1, g.m))
-        return CUBLAS_STATUS_INVALID_VALUE;
+    const auto layout = [](const Operand& x, int m, int n) {
+        if (x.operation != CUBLAS_OP_N) std::swap(m, n);
+        return cublasLtMatrixLayoutOpaque_t{x.type, static_cast<uint64_t>(m), static_cast<uint64_t>(n), x.ld};
+    };
+    auto a = layout(g.a, g.m, g.k), b = layout(g.b, g.k, g.n), c = layout(g.c, g.m, g.n);
+    const auto is_short = [](const auto& x) { return x.ld < std::max<int64_t>(1, static_cast<int64_t>(x.rows)); };
+    if (g.m < 0 || g.n < 0 || g.k < 0 || is_short(a) || is_short(b) || is_short(c)) return CUBLAS_STATUS_INVALID_VALUE;
     if (g.m == 0 || g.n == 0) return CUBLAS_STATUS_SUCCESS;
     if (g.compute.value == CUBLAS_COMPUTE_64F) return double_product(handle, g);
     const auto number = [=](const void* value) {
         return g.compute.value == CUBLAS_COMPUTE_16F ? static_cast<float>(*static_cast<const __half*>(value))
                                                      : *static_cast<const float*>(value);
     };
-    const auto layout = [&](const Operand& x, int m, int n) {
-        const bool plain = x.operation == CUBLAS_OP_N;
-        return cublasLtMatrixLayoutOpaque_t{x.type, static_cast<uint64_t>(plain ? m : n),
-                                            static_cast<uint64_t>(plain ? n : m), x.ld};
-    };
     cublasLtMatmulDescOpaque_t desc{CUBLAS_COMPUTE_32F, CUDA_R_32F, g.a.operation, g.b.operation};
-    auto a = layout(g.a, g.m, g.k), b = layout(g.b, g.k, g.n), c = layout(g.c, g.m, g.n);
     const float alpha = number(g.alpha), beta = number(g.beta);
     cublasLtContext lt;
     return cublasLtMatmul(&lt, &desc, &alpha, g.a.data, &a, g.b.data, &b, &beta, g.c.data, &c,
