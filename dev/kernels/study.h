@@ -334,43 +334,37 @@ private:
 // ==== tables =================================================================
 // In Markdown. README.md explains the columns.
 
-std::string table_line(const std::string& first, const std::vector<std::string>& others) {
-    std::string text = format("| %-46s |", first.c_str());
-    for (const std::string& other : others) text += format(" %10s |", other.c_str());
-    return text + "\n";
-}
-
 std::string table_of(const Table& t) {
+    using Cells = std::vector<std::string>;
     const bool moves = t.minimum.bound == Bound::BANDWIDTH, cpu = device.is_cpu();
-    const char* const rate = moves ? "GB/s" : "TFLOP/s";
     const double unit = moves ? 1e9 : 1e12;
+    static const double copy = cpu ? 0 : measure_copy();
+    const Cells head = cpu ? Cells{"step", "sectors", "x minimum", "wavefronts", "x minimum", "MB moved", "error"}
+                           : Cells{"step", "us", moves ? "GB/s" : "TFLOP/s", "% of copy", "speed-up", "error"};
+    std::vector<Cells> lines = {head, Cells(head.size(), "---------:")};
+    lines[1][0] = std::string(46, '-');
+    for (const Row& row : t.rows) {
+        const Traffic& m = row.traffic;
+        const double speed = t.minimum.amount / row.seconds;
+        auto relative = [](double found, double least) { return least > 0 ? format("%.2f x", found / least) : "-"; };
+        lines.push_back(cpu ? Cells{row.step, format("%.0f", m.sectors), relative(m.sectors, m.least_sectors),
+                                    format("%.0f", m.wavefronts), relative(m.wavefronts, m.least_wavefronts),
+                                    format("%.3f", m.memory_bytes / 1e6)}
+                            : Cells{row.step, format("%.1f", row.seconds * 1e6), format("%.4g", speed / unit),
+                                    moves ? format("%.1f", 100 * speed / copy) : "-",
+                                    format("%.1f x", t.rows[0].seconds / row.seconds)});
+        lines.back().push_back(format("%.2f", row.error));
+    }
     std::string text = format("\n%s: %s, %s, %s\n%s%.4g %s", t.title.c_str(), t.size.c_str(), name_of(FLOATX),
                               cpu ? "counted on a CPU" : device.properties.name,
                               moves ? "minimum traffic: " : "", t.minimum.amount / unit * 1e3, moves ? "MB" : "GFLOP");
-    static const double copy = cpu ? 0 : measure_copy();
     if (!cpu && moves) text += format("; bandwidth of a copy: %.4g GB/s", copy / unit);
-    text += "\n\n";
-    text += cpu ? table_line("step", {"sectors", "x minimum", "wavefronts", "x minimum", "MB moved", "error"})
-                : table_line("step", {"us", rate, "% of copy", "speed-up", "error"});
-    text += "|" + std::string(48, '-') + "|";
-    for (int i = 0; i < (cpu ? 6 : 5); i++) text += std::string(11, '-') + ":|";
     text += "\n";
-    for (const Row& row : t.rows) {
-        const Traffic& m = row.traffic;
-        auto relative = [](double found, double least) { return least > 0 ? format("%.2f x", found / least) : "-"; };
-        const double speed = t.minimum.amount / row.seconds;
-        const std::string error = format("%.2f", row.error);
-        if (cpu)
-            text += table_line(row.step, {format("%.0f", m.sectors), relative(m.sectors, m.least_sectors),
-                                          format("%.0f", m.wavefronts),
-                                          relative(m.wavefronts, m.least_wavefronts),
-                                          format("%.3f", m.memory_bytes / 1e6), error});
-        else
-            text += table_line(row.step, {format("%.1f", row.seconds * 1e6), format("%.4g", speed / unit),
-                                          moves ? format("%.1f", 100 * speed / copy) : "-",
-                                          format("%.1f x", t.rows[0].seconds / row.seconds), error});
+    for (const Cells& cells : lines) {
+        text += format("\n| %-46s |", cells[0].c_str());
+        for (size_t i = 1; i < cells.size(); i++) text += format(" %10s |", cells[i].c_str());
     }
-    return text;
+    return text + "\n";
 }
 
 // ==== main ===================================================================
