@@ -272,8 +272,8 @@ inline float lower_half(uint32_t pair) { return bits<Operand16>(static_cast<uint
 
 using Vector16 = float __attribute__((vector_size(64), may_alias));
 
-// The row and the column, in blocks of 8 columns, of a lane's n-th accumulator: lane 4g + t has columns 2t and 2t + 1 of
-// row g, then of row g + 8.
+// The row and the column, in blocks of 8 columns, of a lane's n-th accumulator: lane 4g + t has columns 2t and 2t + 1
+// of row g, then of row g + 8.
 inline unsigned fragment_row(unsigned lane, unsigned n) { return lane / 4 + n / 2 % 2 * 8; }
 inline unsigned fragment_column(unsigned lane, unsigned n) { return n / 4 * 8 + lane % 4 * 2 + n % 2; }
 

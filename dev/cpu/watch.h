@@ -128,8 +128,8 @@ CUDA_CPU_CALLBACK(void, access(Access access, By by, const void* address, size_t
 CUDA_CPU_CALLBACK(void, cp_async(const void* to, size_t bytes, const void* from, size_t filled, const void* site))
 CUDA_CPU_CALLBACK(void, cp_async_commit())
 CUDA_CPU_CALLBACK(void, cp_async_wait(unsigned pending))
-// A TMA load or a wgmma: they return its number, and then report its accesses of 16 bytes. Side 0: what the load writes,
-// or operand A; side 1: what it reads, or operand B.
+// A TMA load or a wgmma: they return its number, and then report its accesses of 16 bytes. Side 0: what the load
+// writes, or operand A; side 1: what it reads, or operand B.
 CUDA_CPU_CALLBACK(unsigned, load_issued(const void* barrier, const void* site))
 CUDA_CPU_CALLBACK(unsigned, wgmma_issued(unsigned warp, uint64_t flops, const void* site))
 CUDA_CPU_CALLBACK(void, bulk_accesses(unsigned bulk, unsigned side, const void* address))
