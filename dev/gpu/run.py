@@ -338,7 +338,7 @@ def step_studies(m):
         except Failed as failure:
             failed.append(str(failure))
             continue
-        m.tables += ["", f"## Study: {name}", *done.output.splitlines()] if "|--" in done.output else []
+        m.tables += ["", f"## Study: {name}", *done.output.splitlines()] if "| ---" in done.output else []
         if done.code:
             failed.append(f"{name}: " + (f"not finished after {done.seconds:.0f} s" if done.timed_out else
                                          f"exit code {done.code}"))

@@ -28,7 +28,7 @@ echo "========= ERROR SUMMARY: 0 errors"
 [ $tool = racecheck ] || exit 0
 {}
 """
-STUDY = "#!/bin/sh\necho '| step | error |'\necho '|------|-------|'\n"
+STUDY = "#!/bin/sh\necho '| step | error |'\necho '| ---- | ----: |'\n"
 ESTIMATES = {"card": "h100", "estimate_range": [0.79, 1.27], "matmuls": [],
              "kernels": [{"range": "adamw", "launches": 1, "estimate_us": 5.0}]}
 
