@@ -1551,6 +1551,26 @@ void expect_planned(const std::string& text, const Setup& setup) {
            format("planned %zu, allocated %zu, taken from the device %zu", planned, m.allocated, taken));
 }
 
+// A member without a row has no memory. Some members are used only on a GPU, or only with several ranks.
+TEST("memory: tables") {
+    Activations a;
+    Parameters<BufferBase> p;
+    std::set<BufferBase*> activations, parameters;
+    for (const ParameterRow& row : parameter_table(p, {1, 1, 16, 4, 16})) parameters.insert(row.tensor);
+    Setup s = small_setup({1, 2, 32, 16, 256}, 2, 16);
+    s.tensor = s.gpus = 2;
+    s.matmul = MatmulIn::FP8_ALL;
+    s.master_weights = MasterWeights::NONE;
+    s.optimizer = Optimizer::MUON;
+    s.on_gpu = true;
+    for (Attention attention : {Attention::FLASH, Attention::NAIVE}) {
+        s.attention = attention;
+        for (const ActivationRow& row : activation_table(a, s)) activations.insert(row.tensor);
+    }
+    expect(sizeof(a) == activations.size() * sizeof(BufferBase) && sizeof(p) == parameters.size() * sizeof(BufferBase),
+           "each member of Activations and of Parameters has a row in its table");
+}
+
 // Calls f with each combination of the alternatives {a|b} in a text.
 template <typename F> void for_each_alternative(const std::string& text, F f) {
     const size_t open = text.find('{'), end = text.find('}');
