@@ -544,8 +544,11 @@ def stop_all(started):
 
 def stop_eval():
     model = train(1, "model", "--steps", 1, *CHECKPOINT).checkpoints()[-1]
-    started = Run(up_to(3), "eval", "--from", model, *DATA, "--micro-batch", 1, "--timeout", 2)
-    time.sleep(1.5)
+    # The other ranks end their part of the data before they wait, also on a busy machine.
+    started = Run(up_to(3), "eval", "--from", model, *DATA, "--val-fraction", 0.4, "--micro-batch", 1, "--timeout", 2)
+    process = started.pids(up_to(3))[1]
+    computed = lambda: int(open(f"/proc/{process}/stat", encoding="utf-8").read().split()[13])     # in 1/100 s
+    wait_for(lambda: computed() >= 30)
     stop_rank(started, 1, "in eval")
 
 
