@@ -377,6 +377,12 @@ template <class T> __global__ void numbers(T* out, const unsigned* in)
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(b)); out[28] = b;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(b) : "l"(in + 3)); out[29] = b;
     asm volatile("" : "+f"(f)); asm volatile("// nothing"); out[30] = f;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(wide) : "r"(0x80000000u), "r"(6u), "l"(5ull));
+    out[31] = wide == (3ull << 32 | 5);
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(b) : "r"(lane)); out[32] = b;
+    asm volatile("activemask.b32 %0;" : "=r"(b)); out[33] = b >> lane & 1;
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(wide)); out[34] = wide;
+    asm volatile("bar.warp.sync 0xffffffff; nanosleep.u32 20; fence.acq_rel.cta; prefetch.global.L2 [%0];" :: "l"(in));
 }
 // Row r of the tile has r + column / 100.
 __global__ void tiles(float* out, const half* in)
@@ -386,7 +392,9 @@ __global__ void tiles(float* out, const half* in)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared_of(tile + t * 8)), "l"(in + t * 8));
     asm volatile("cp.async.commit_group;\n" ::);
     cp_async_wait<0>();
-    asm volatile("bar.sync 0;");
+    asm volatile("cp.async.wait_all; bar.sync 0;");
+    uint64_t address;
+    asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(tile));
     unsigned a[4], b[2]; float d[4] = {1, 1, 1, 1}; uint32_t half_sums[2] = {0, 0};
     ldmatrix(a, tile + t % 16 * 16 + t / 16 * 8);
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
@@ -404,7 +412,7 @@ __global__ void tiles(float* out, const half* in)
     float tf[4];
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%4,%4}, {%5,%5,%5,%5};"
         : "=f"(tf[0]), "=f"(tf[1]), "=f"(tf[2]), "=f"(tf[3]) : "r"(__float_as_uint(one)), "f"(0.5f));
-    bool right = true;
+    bool right = address == shared_of(tile);
     for (int i = 0; i < 4; i++) {
         const unsigned row = t / 4 + i / 2 * 8, column = t % 4 * 2 + i % 2;
         float sum = 0;
@@ -454,7 +462,7 @@ int main()
 {
     // Lanes store one after another: the last lane's results remain.
     const float expected[] = {31, 12, 99, 3, 6, 5, 1, 1, 13, -2, 4, 1, 10, 1, -1, 1, 27, 8, -3, 10, 30, 16, 3, 14, 24,
-                              1, 16, 1, 0, 4, 2.5f};
+                              1, 16, 1, 0, 4, 2.5f, 1, 31, 1, 0};
     float* out; unsigned* in; half* matrix; __nv_bfloat16* ones; CUtensorMap map;
     cudaMalloc(&out, 512); cudaMemset(out, 0, 512); cudaMalloc(&in, 16); cudaMalloc(&matrix, 512);
     cudaMalloc(&ones, 8192);
@@ -462,7 +470,7 @@ int main()
     for (int i = 0; i < 256; i++) matrix[i] = __float2half(i * 7 % 5 - 2);
     for (int i = 0; i < 4096; i++) ones[i] = __float2bfloat16(1);
     numbers<<<1, 32>>>(out, in);
-    for (int i = 0; i < 31; i++) is(std::to_string(i).c_str(), out[i], expected[i]);
+    for (int i = 0; i < 35; i++) is(std::to_string(i).c_str(), out[i], expected[i]);
     tiles<<<1, 32>>>(out, matrix);
     for (int i = 0; i < 32; i++) is("tiles", out[i], 1);
     const cuuint64_t extents[] = {64, 64, 1, 1}, strides[] = {128, 8192, 8192};
@@ -479,7 +487,7 @@ int main()
 
 
 def test_inline_ptx():
-    expect_equal(World("inline_ptx", {"mine.cu": INLINE_PTX}).build_and_run("mine.cu"), {"right": str(31 + 32 + 128)},
+    expect_equal(World("inline_ptx", {"mine.cu": INLINE_PTX}).build_and_run("mine.cu"), {"right": str(35 + 32 + 128)},
                  "inline PTX: arithmetic, registers, predicates, loops, loads, atomics; cp.async, ldmatrix, and mma of "
                  "FP16, INT8, TF32; mbarrier, TMA, wgmma, setmaxnreg, bar, fence")
 
