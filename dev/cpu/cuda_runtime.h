@@ -392,7 +392,8 @@ __attribute__((noinline)) cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_
     using namespace cuda_cpu;
     if (launched != nullptr)
         die("launches by kernels (dynamic parallelism) are not emulated; dev/cpu/README.md lists the limits");
-    if (const cudaError_t error = check(*config, reinterpret_cast<const void*>(kernel))) return report(error);
+    if (const cudaError_t error = check(*config, reinterpret_cast<const void*>(kernel)); error != cudaSuccess)
+        return report(error);
     using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
     const Call call{kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
     const size_t asked = asked_shared_bytes()[reinterpret_cast<const void*>(kernel)];
@@ -632,7 +633,7 @@ inline void* allocate(size_t bytes) {
 template <class T> CUDA_CPU_INSTRUCTION cudaError_t cudaMalloc(T** address, size_t bytes) {
     using namespace cuda_cpu;
     *address = nullptr;
-    if (const cudaError_t error = reject_while_capturing()) return error;
+    if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     if (bytes == 0) return cudaSuccess;
     std::lock_guard lock(heap().mutex);
     heap().count(bytes, 1);
@@ -660,7 +661,7 @@ CUDA_CPU_INSTRUCTION cudaError_t cudaMallocManaged(T** address, size_t bytes, un
 
 inline cudaError_t cudaFree(void* address) {
     using namespace cuda_cpu;
-    if (const cudaError_t error = reject_while_capturing()) return error;
+    if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     if (address == nullptr) return cudaSuccess;
     const cudaError_t earlier = run_all();  // queued work may still use the memory
     std::lock_guard lock(heap().mutex);
@@ -700,7 +701,7 @@ constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHost
 template <class T> inline cudaError_t cudaMallocHost(T** address, size_t bytes, unsigned flags = cudaHostAllocDefault) {
     using namespace cuda_cpu;
     *address = nullptr;
-    if (const cudaError_t error = reject_while_capturing()) return error;
+    if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     if (flags > 7) return report(cudaErrorInvalidValue);
     if (bytes == 0) return cudaSuccess;
     const DeviceWork work;  // the memory is not only the host's
@@ -723,7 +724,7 @@ template <class T> inline cudaError_t cudaHostGetDevicePointer(T** address, void
 }
 inline cudaError_t cudaFreeHost(void* address) {
     using namespace cuda_cpu;
-    if (const cudaError_t error = reject_while_capturing()) return error;
+    if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     const cudaError_t earlier = run_all();
     std::lock_guard lock(heap().mutex);
     if (address != nullptr && heap().pinned.erase(static_cast<const char*>(address)) == 0)
@@ -806,24 +807,25 @@ inline cudaError_t enqueue_copy(void* to, const void* from, size_t bytes, cudaSt
 }
 
 // Returns an error during a capture, for calls that cannot be captured and that synchronise with the default stream.
-// (x ?: y is the error x, or else y.)
 inline cudaError_t reject_blocking_call(cudaStream_t stream = nullptr) {
-    return reject_implicit_dependency(stream) ?: reject_while_capturing();
+    const cudaError_t error = reject_implicit_dependency(stream);
+    return error != cudaSuccess ? error : reject_while_capturing();
 }
 }  // namespace cuda_cpu
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t stream = nullptr) {
     using namespace cuda_cpu;
-    if (const cudaError_t error = check_copy(to, from, bytes, kind)) return report(error);
+    if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
     if (in_capture(stream)) return record(stream, [=] { return copy_bytes(to, from, bytes); });
     if (!asynchronous()) return copy_bytes(to, from, bytes);
-    return reject_implicit_dependency(stream) ?: enqueue_copy(to, from, bytes, stream, false);
+    if (const cudaError_t error = reject_implicit_dependency(stream); error != cudaSuccess) return error;
+    return enqueue_copy(to, from, bytes, stream, false);
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     using namespace cuda_cpu;
-    if (const cudaError_t error = reject_blocking_call()) return error;
-    if (const cudaError_t error = check_copy(to, from, bytes, kind)) return report(error);
+    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
+    if (const cudaError_t error = check_copy(to, from, bytes, kind); error != cudaSuccess) return report(error);
     return asynchronous() ? enqueue_copy(to, from, bytes, nullptr, true) : copy_bytes(to, from, bytes);
 }
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream = nullptr) {
@@ -834,7 +836,7 @@ inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_
 }
 inline cudaError_t cudaMemset(void* to, int byte, size_t bytes) {
     using namespace cuda_cpu;
-    if (const cudaError_t error = reject_blocking_call()) return error;
+    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
     const cudaError_t error = cudaMemsetAsync(to, byte, bytes);
     const bool returns_at_once = !asynchronous() || memory_kind(to) == MemoryKind::DEVICE;
     return error != cudaSuccess || returns_at_once ? error : run_until_reached(streams()[0]->last);
@@ -846,12 +848,14 @@ namespace cuda_cpu {
 // Calls operation(row) for each row. Returns the first error.
 template <class Operation> inline cudaError_t for_rows(size_t rows, Operation operation) {
     for (size_t row = 0; row < rows; row++)
-        if (const cudaError_t error = operation(row)) return error;
+        if (const cudaError_t error = operation(row); error != cudaSuccess) return error;
     return cudaSuccess;
 }
 // Issues work to the default stream by call(), and waits for it.
 template <class Call> inline cudaError_t blocking(Call call) {
-    return reject_blocking_call() ?: call() ?: run_until_reached(streams()[0]->last);
+    if (const cudaError_t error = reject_blocking_call(); error != cudaSuccess) return error;
+    const cudaError_t error = call();
+    return error != cudaSuccess ? error : run_until_reached(streams()[0]->last);
 }
 // Returns whether all rows are in one allocation, if the first one begins in device memory.
 inline bool rows_fit(const void* address, size_t pitch, size_t width, size_t height) {
@@ -945,7 +949,7 @@ template <class T, class Copy>
 inline cudaError_t copy_symbol(const T& symbol, size_t bytes, size_t offset, cudaMemcpyKind kind, cudaMemcpyKind wrong,
                                Copy copy) {
     char* place = nullptr;
-    if (const cudaError_t error = find_symbol(&place, symbol, bytes, offset)) return error;
+    if (const cudaError_t error = find_symbol(&place, symbol, bytes, offset); error != cudaSuccess) return error;
     return kind == wrong || kind == cudaMemcpyHostToHost ? report(cudaErrorInvalidMemcpyDirection) : copy(place);
 }
 }  // namespace cuda_cpu
@@ -1028,7 +1032,8 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     using namespace cuda_cpu;
-    if (const cudaError_t error = reject_if_captured(stream) ?: reject_blocking_call(stream)) return error;
+    if (const cudaError_t error = reject_if_captured(stream); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_blocking_call(stream); error != cudaSuccess) return error;
     // An empty task at the end of the default stream waits for all blocking streams.
     if (stream == nullptr) return run_until_reached(asynchronous() ? enqueue(nullptr, {}) : nullptr);
     return run_until_reached(stream->last);
@@ -1036,7 +1041,8 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
     using namespace cuda_cpu;
     if (!event->captured) {
-        if (const cudaError_t error = reject_if_captured(stream, cudaErrorStreamCaptureIsolation)) return error;
+        if (const cudaError_t error = reject_if_captured(stream, cudaErrorStreamCaptureIsolation); error != cudaSuccess)
+            return error;
         if (asynchronous() && event->place != nullptr) enqueue(stream, {}, {event->place});
         return cudaSuccess;
     }
@@ -1081,10 +1087,13 @@ inline cudaError_t query(const Place& place) {
 }  // namespace cuda_cpu
 inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     using namespace cuda_cpu;
-    return reject_if_captured(stream) ?: reject_implicit_dependency(stream) ?: query(real(stream)->last);
+    if (const cudaError_t error = reject_if_captured(stream); error != cudaSuccess) return error;
+    if (const cudaError_t error = reject_implicit_dependency(stream); error != cudaSuccess) return error;
+    return query(real(stream)->last);
 }
 inline cudaError_t cudaDeviceSynchronize() {
-    return cuda_cpu::reject_while_capturing() ?: cuda_cpu::run_all();
+    const cudaError_t error = cuda_cpu::reject_while_capturing();
+    return error != cudaSuccess ? error : cuda_cpu::run_all();
 }
 
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
@@ -1098,7 +1107,7 @@ inline cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned flags = cudaEven
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return cuda_cpu::destroy_object(event); }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
     using namespace cuda_cpu;
-    if (const cudaError_t error = reject_implicit_dependency(stream)) return error;
+    if (const cudaError_t error = reject_implicit_dependency(stream); error != cudaSuccess) return error;
     event->captured = in_capture(stream);
     event->place = nullptr;
     if (event->captured) return cudaSuccess;
@@ -1112,7 +1121,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     using namespace cuda_cpu;
-    if (const cudaError_t error = reject_while_capturing()) return error;
+    if (const cudaError_t error = reject_while_capturing(); error != cudaSuccess) return error;
     return event->captured ? report(cudaErrorCapturedEvent) : run_until_reached(event->place);
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
@@ -1176,7 +1185,8 @@ inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, 
 
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     for (const auto& operation : executable->operations)
-        if (const cudaError_t error = cuda_cpu::submit(stream, operation)) return cuda_cpu::report(error);
+        if (const cudaError_t error = cuda_cpu::submit(stream, operation); error != cudaSuccess)
+            return cuda_cpu::report(error);
     return cudaSuccess;
 }
 
@@ -1315,7 +1325,7 @@ enum cudaComputeMode { cudaComputeModeDefault, cudaComputeModeExclusive, cudaCom
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     cudaDeviceProp p;
-    if (const cudaError_t error = cudaGetDeviceProperties(&p, device)) return error;
+    if (const cudaError_t error = cudaGetDeviceProperties(&p, device); error != cudaSuccess) return error;
     switch (attribute) {
 #define CUDA_CPU_ATTRIBUTE(name, number, member)                                                                      \
     case cudaDevAttr##name: return cuda_cpu::set_result(value, static_cast<int>(p.member));
@@ -1389,7 +1399,7 @@ inline cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* grid, int
                                                                   SharedBytes shared_bytes, int limit = 0) {
     int best = 0, processors = 0;
     if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount,
-                                                         cuda_cpu::current_device)) return error;
+                                                         cuda_cpu::current_device); error != cudaSuccess) return error;
     constexpr int most = static_cast<int>(cuda_cpu::max_threads);
     for (int size = limit > 0 ? std::min(limit, most) : most; size > 0; size = (size - 1) / WARP_SIZE * WARP_SIZE) {
         int blocks = 0;
